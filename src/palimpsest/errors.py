@@ -170,14 +170,14 @@ _MOST_NAMES = 1000
 _MOST_SHOWN = 40
 
 
-def shown_names(names: Collection[object]) -> str:
+def shown_names(names: Collection[object], most: int = _MOST_SHOWN) -> str:
     """Names for an error message, of very many the first.
 
     >>> shown_names(["q", "gold"]), shown_names(range(1000))[-19:]
     ('q, gold', '38, 39 and 960 more')
     """
-    first = ", ".join(map(str, islice(names, _MOST_SHOWN)))
-    return first if len(names) <= _MOST_SHOWN else f"{first} and {len(names) - _MOST_SHOWN:,} more"
+    first = ", ".join(map(str, islice(names, most)))
+    return first if len(names) <= most else f"{first} and {len(names) - most:,} more"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

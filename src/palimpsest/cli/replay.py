@@ -12,6 +12,7 @@ import typer
 from palimpsest.cli.options import OUTPUT, Json
 from palimpsest.errors import ConfigError
 from palimpsest.files import NoRegularFile, read_regular
+from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import ordinal, printable
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _changed(played: Replay) -> str:
 def _line(name: str, end: End) -> str:
     value = f"{end.value:g}" if end.value is not None else f"ungraded ({printable(end.reason or '')})"
     memory = "" if end.memory is None else f"  memory:{_short(end.memory)}"
-    return f"{name}  {value:>4}  {end.outcome}  answer: {_short(end.answer or 'none').strip()}{memory}"
+    return f"{name}  {value:>4}  {end.outcome}  answer: {_short(unboxed(end.answer or 'none')).strip()}{memory}"
 
 
 def _short(text: str) -> str:
