@@ -157,7 +157,6 @@ def take_tracebacks() -> dict[str, str]:
 
 
 def _is_installed(file: str) -> bool:
-    """Return whether a frame's file belongs to this package, an installed one or Python."""
     return file.startswith((*_OURS, "<frozen")) or bool({"site-packages", "dist-packages"} & {*Path(file).parts})
 
 

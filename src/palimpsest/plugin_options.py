@@ -153,7 +153,6 @@ def _checked(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _hints(target: Any) -> dict[str, Any]:
-    """Annotations of the parameters; none if they name imports for type checkers."""
     owners: list[Any] = [target if inspect.isroutine(target) else type(target).__call__]
     if inspect.isclass(target):  # a field's annotation belongs to the module of the class that declares it
         owners = [target.__init__, *([target] if dataclasses.is_dataclass(target) else [])]
@@ -183,7 +182,6 @@ def _adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """Validator for an annotation, None if nothing can check it."""
     if annotation is None:
         return None
     try:
@@ -228,7 +226,6 @@ def choices(annotation: Any) -> list[str] | None:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """Members of a union; otherwise only the annotation."""
     if typing.get_origin(annotation) is Annotated:
         return _alternatives(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (Union, types.UnionType):

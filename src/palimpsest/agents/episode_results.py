@@ -81,7 +81,6 @@ class Episode:
         return "\n".join([head, *lines, *(f"  > {_short(answer or '')}" for answer in self.answers)])
 
     def _shown(self) -> list[tuple[int | None, str]]:
-        """Memories with their numbers, shortened; of many, the first and the last."""
         numbered = list(enumerate(self.memories, 1))
         ends = [numbered] if len(numbered) <= _SHOWN else [numbered[: _SHOWN // 2], numbered[-_SHOWN // 2 :]]
         shown: list[list[tuple[int | None, str]]] = [[(number, _short(text)) for number, text in part] for part in ends]

@@ -104,8 +104,6 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Model to export."""
-
     model: str
     """Its `model.path`."""
     folder: Path

@@ -284,5 +284,4 @@ def _ungraded(group: Group) -> int:
 
 
 def _sampled(group: Group) -> int:
-    """Tokens that the trained model sampled."""
     return sum(len(turn.trained_ids) for trajectory in group.trajectories for turn in trajectory.turns)

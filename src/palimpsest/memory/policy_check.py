@@ -151,7 +151,6 @@ def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> P
 
 
 def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:
-    """A model that repeats one search, for a policy with a search tool."""
     if not isinstance(policy, ToolAgentPolicy):
         return {}
     call = call_text("search", {"query": "part"}, policy.style(codec))

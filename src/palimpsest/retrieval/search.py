@@ -273,7 +273,6 @@ class Bm25Index:
 
 
 def _write(passages: Iterable[dict[str, Any]], folder: Path, source: Path) -> None:
-    """Write every file of the index except its manifest."""
     scores = indexed(searched_text(passage) for passage in written(passages, folder))
     if not scores.vocab_dict:
         raise DataError(f"{source}: no passage has a word to search")

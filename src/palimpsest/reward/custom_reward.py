@@ -116,7 +116,6 @@ class _Thread:
         self._current = self._start()
 
     def ask(self, work: Callable[[], Any]) -> _Request:
-        """Queue `work`."""
         request = _Request(work)
         self._queue.put(request)
         return request

@@ -476,7 +476,6 @@ def _count(turns: Sequence[Any], name: str) -> int:
 
 
 def _reason(value: object, reason: object) -> str | None:
-    """Why an episode is ungraded; for an invalid grade, its value."""
     if value is not None and not isinstance(value, int | float):
         return f"the recorded grade is not a number: {value!r:.60}"
     return None if reason is None else str(reason)

@@ -84,7 +84,6 @@ def _claim(descriptor: int, folder: Path) -> None:
 
 
 def _holder(text: bytes) -> dict[str, object]:
-    """Holder named in the lock file; empty if unreadable."""
     try:
         data = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -109,7 +109,6 @@ def identity(config: RunConfig) -> str:
 
 
 def _verdict(key: str, values: tuple[Any, Any] | None = None, steps_matter: bool = False) -> Verdict:
-    """Verdict on a change of `key`; `values`: before and after."""
     if key == "train.max_steps" and steps_matter:
         return "warned"
     if values and _meant(key, values[0]) == _meant(key, values[1]):

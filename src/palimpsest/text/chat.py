@@ -240,7 +240,6 @@ def _result(name: str) -> Message:
 
 
 def _generation(codec: Codec) -> Tokens:
-    """Tokens between a user message and the model's turn."""
     silent, speaking = (_rendered(codec, [_USER], speak=speak) for speak in (False, True))
     if silent is None or speaking is None or not speaking.startswith(silent):
         raise ModelError(
@@ -273,7 +272,6 @@ def _texts_around(codec: Codec, messages: Sequence[Message], names: Sequence[str
 
 
 def _rendered(codec: Codec, messages: Sequence[Message], *, speak: bool, tools: list[Any] | None = None) -> str | None:
-    """The conversation as the template renders it, None if it rejects it."""
     try:
         return codec.render(messages, tools=tools, add_generation_prompt=speak)
     except Refusal:

@@ -243,7 +243,6 @@ def thoughtful(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> 
 
 @cached_on_codec
 def _opening(codec: Codec, before: tuple[int, ...]) -> tuple[int, ...]:
-    """The tag at the end of a prompt's text that opens thinking, if any."""
     opened = left_open(codec.decode(before)) if before else ""
     return tuple(codec.encode_trusted(opened)) if opened else ()
 

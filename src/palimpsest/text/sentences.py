@@ -42,7 +42,6 @@ def sentences(text: str) -> list[str]:
 
 
 def _unmarked(piece: str) -> str:
-    """`piece` without white space and list marks around it."""
     start = _FIRST_MARKS.match(piece)
     return piece[start.end() if start else 0 :].rstrip(_MARKS + _BLANKS)
 

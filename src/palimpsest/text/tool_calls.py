@@ -171,7 +171,6 @@ class _CallReader:
         self.add(Malformed(reason, start, end))
 
     def add_value(self, value: Any, start: int, end: int, keys: tuple[str, ...] = ("arguments",)) -> None:
-        """Add a whole call in JSON, with its arguments under one of `keys`."""
         try:
             name, arguments = _name_and_arguments(value, keys)
         except Unreadable as fault:
@@ -255,7 +254,6 @@ def _find_tagged(reader: _CallReader, start: int, read: Callable[..., None]) -> 
 
 
 def _read_json(reader: _CallReader, outer: int, inner: int, closing: re.Match[str]) -> None:
-    """One call in JSON between its tags."""
     value, end = reader.value(_skip(reader.text, inner), closing.start())
     rest = _skip(reader.text, end)
     if rest < closing.start():
@@ -342,7 +340,6 @@ def _read_named(
     notation: re.Pattern[str] | None = None,
     end: str = "",
 ) -> int:
-    """One call with the name before its arguments."""
     if (named := head.match(reader.text, at)) is None:
         raise Unreadable(f"expected a name and its arguments, found {shown(reader.text[at:])}")
     arguments, at = reader.value(named.end(), notation=notation)
@@ -412,7 +409,6 @@ def _json_call(name: str, arguments: Mapping[str, Any], key: str = "arguments") 
 
 
 def _in_tags(call: str, argument: str, name: str, arguments: Mapping[str, Any]) -> str:
-    """A call whose arguments are in tags; `call` and `argument` are formats."""
     values = ((key, value if isinstance(value, str) else _json(value)) for key, value in arguments.items())
     return call.format(name, "".join(argument.format(*pair) for pair in values))
 

@@ -142,7 +142,6 @@ async def _answer(
 
 
 def _questions(question: str | Sequence[str]) -> tuple[str, ...]:
-    """Questions as a tuple. Raises ConfigError for none, or a blank one."""
     questions = (question,) if isinstance(question, str) else tuple(question)
     if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
         raise ConfigError("ask: the question is blank; pass a question about the files")

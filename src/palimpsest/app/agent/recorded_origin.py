@@ -115,7 +115,6 @@ def locate_episode(
 
 
 def _file(path: Path, step: int | str | None) -> Path:
-    """The record file at or in `path`."""
     if not path.is_dir():
         return path
     if (path / TRAJECTORIES).is_dir():
@@ -287,12 +286,10 @@ def _first_model(run: Path, config: RunConfig) -> str:
 
 
 def _version(checkpoint: Path) -> object:
-    """Optimizer steps of its weights, if its learner records them."""
     return (read_object(checkpoint / "learner" / "learner.json") or {}).get("version")
 
 
 def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> Weights:
-    """The nearby model with the fingerprint of the identity."""
     candidates = list(dict.fromkeys(_models_around(folder)))
     for path in candidates:
         if same_weights(identity, weights_fingerprint(path)):

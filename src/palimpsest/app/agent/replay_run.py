@@ -115,7 +115,6 @@ def _writing(
 
 
 def _reply(policy: Teachable, ids: Sequence[int], recorded: Trajectory, turn: int, codec: Codec) -> list[int]:
-    """The reply with the recorded query, if there was one."""
     searches = of_type((event for event in recorded.events if event.before_turn == turn), Recalled)
     return policy.reply(codec, ids, codec.encode(searches[0].query) if searches else None)
 
@@ -206,7 +205,6 @@ replay = blocking(replay_async)
 
 
 def _checked(episode: RecordedEpisode, turn: int | None) -> int:
-    """The first turn to sample."""
     if turn is None:
         raise ConfigError("the turn to replay from is missing; set --turn, 1 for the first")
     if not 0 <= turn < len(episode.trajectory.turns):
@@ -260,7 +258,6 @@ async def _play(
     prepare: Callable[[], Any] | None,
     recorded: Trajectory,
 ) -> Trajectory:
-    """Run the episode with its recorded draws."""
     return await agent.play(
         problem,
         origin.policy,
@@ -331,7 +328,6 @@ def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: i
 
 
 async def _graded(problem: Problem, trajectory: Trajectory, origin: EpisodeOrigin, engine: Engine) -> Grade:
-    """Grade by the recorded reward; in training with its layers."""
     config = origin.config.reward
     if config.judge is not None and config.judge.url == UNSET_URL:
         return Grade(None, "graded by a judge, whose address an evaluation doesn't keep")

@@ -87,8 +87,6 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Questions of one split, and the source of their distractors."""
-
     name: str
     records: tuple[Record, ...]
     corpus: Corpus

@@ -77,7 +77,6 @@ class _Maker:
                 return answering(questions.asked[index], questions, key)
 
     def measure(self, sample: RulerSample) -> Callable[[int], int]:
-        """Tokens by the size of the context."""
         return lambda size: sample.length(sample.context(size), self.count)
 
     def rows(self, name: str, length: int, number: int) -> Iterator[dict[str, Any]]:

@@ -64,7 +64,6 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
 
 
 def _check(row: Row, columns: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Raise DataError for a name that no layout reads, and for a name that the row lacks."""
     for ours, theirs in columns.items():
         lead = f"{row.where}: data.columns {ours}={theirs}:"
         if theirs in COLUMNS and ours in row.values and values[ours] is _ABSENT:

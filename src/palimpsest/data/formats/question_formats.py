@@ -104,7 +104,6 @@ def sessions_context(
 
 
 def _lines(row: Row, date: str, turns: Any, location: str) -> str:
-    """A session: each line starts with its date and speaker."""
     if not isinstance(turns, list):
         raise DataError(f"{row.where}: {location} must be a list of turns with role and content, is {turns!r:.60}")
     lines = []
@@ -152,7 +151,6 @@ def hotpotqa(row: Row, fallback: str) -> Record:
 def _with_gold(
     row: Row, fallback: str, column: str, texts: Sequence[str], gold: Sequence[str], metadata: Mapping[str, Any]
 ) -> Record:
-    """The record of a row with `texts` as the paragraphs in `column`, of which `gold` are needed."""
     values = {**row.values, column: list(texts)}
     record = by_roles(replace(row, values=values), fallback, Roles("question", "answer", column))
     return replace(record, gold=tuple(dict.fromkeys(gold)), metadata={**record.metadata, **metadata})

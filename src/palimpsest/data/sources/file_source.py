@@ -228,14 +228,12 @@ def some_of(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Prob
 
 
 def _waiting(record: Record, store: DocumentStore) -> Record:
-    """`record`, with a long document moved to `store`."""
     if record.context is None or len(record.context) < LONG:
         return record
     return replace(record, context=None, stored=store.put(record.context))
 
 
 def _lacks_room(record: Record, placing: Placing, documents: int) -> bool:
-    """True if `assemble` can't place the record's gold paragraphs."""
     return not record.gold or room(len(record.gold), max(1, placing.min_distance)) > documents
 
 
@@ -297,7 +295,6 @@ class SearchFileSource:
         return [self._combined([self.questions[at] for at in order[slice(*deal[index])]]) for index in places]
 
     def _deal(self, size: int | None) -> tuple[tuple[int, int], ...]:
-        """[start, end) per problem in a shuffled order of the questions. Raises DataError if there is none."""
         deal = _spans(len(self.questions), (size,) if size else self.objectives, self.seed)
         if not deal:
             requested = size or max(self.objectives)
@@ -317,7 +314,6 @@ class SearchFileSource:
 
 @lru_cache(maxsize=16)
 def _spans(total: int, sizes: tuple[int, ...], seed: int) -> tuple[tuple[int, int], ...]:
-    """Spans of random sizes over range(total), until one doesn't fit."""
     rng, at, spans = keyed_random(seed, "objectives"), 0, []
     while at + (size := rng.choice(sizes)) <= total:
         spans.append((at, at + size))

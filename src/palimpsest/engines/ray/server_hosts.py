@@ -256,7 +256,6 @@ class HostedServer:
             raise SamplerError(reason) from None
 
     def _located(self) -> Any:
-        """Its actor. Raises SamplerError if it has none with a known machine."""
         if (actor := self.actor) is None or not self.node:
             raise SamplerError(self.reason)
         return actor

@@ -93,7 +93,6 @@ class MemoryIndex(ABC):
         """Similarity of every memory that shares a word with the query."""
 
     def _shared(self, query: Counter[str]) -> Counter[int]:
-        """How many different words of the query each memory contains."""
         return Counter(index for word in query if word in self.postings for index in self.postings[word][0])
 
 

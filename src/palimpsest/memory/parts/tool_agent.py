@@ -324,7 +324,6 @@ class ToolAgentPolicy(MemoryPolicy):
         return f"{text[:head]} {mark} {text[len(text) - (self.tool_chars - head) :]}"
 
     def _result(self, episode: ToolEpisode, call: Found, answer: Said) -> Result:
-        """The result of a call under a new id, and the event that counts it."""
         result_id = self.result_id(episode.problem, episode.results)
         episode.results += 1
         text, name = answer.text, call.name if isinstance(call, ToolCall) else None

@@ -88,7 +88,6 @@ def _legible(runs: list[EqualRun], before: int, after: int) -> list[EqualRun]:
 
 
 def _pairs(before: Sequence[Hashable], after: Sequence[Hashable], part: _Part, depth: int) -> Iterator[tuple[int, int]]:
-    """Positions of equal words in a part of both texts."""
     (a, a_end), (b, b_end) = part
     while a < a_end and b < b_end and before[a] == after[b]:
         yield a, b

@@ -238,7 +238,6 @@ def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segmen
 
 
 def _why_not(group: Group, credit: CreditConfig) -> str | None:
-    """Reason why the viewer does not assign credit again; None if it does."""
     if sum(map(tokens_of, group.trajectories)) > _MOST:
         return "the group has too many tokens for the viewer to assign credit"
     if not {credit.adv_estimator, str(credit.options.get("outcome", "mean"))} <= {*KINDS["rule"].shipped}:

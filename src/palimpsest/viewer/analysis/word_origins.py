@@ -68,7 +68,6 @@ class _Followed:
     """Position in the queried memory."""
 
     def part(self, start: int, end: int) -> _Followed:
-        """The words in [start, end) of the earlier memory."""
         start, end = max(start, self.at), min(end, self.at + self.length)
         return _Followed(start, end - start, self.last + start - self.at)
 
@@ -194,7 +193,6 @@ def _blamed(story: Story, number: int, trace: _Trace) -> Blamed:
 
 
 def _source(story: Story, at: int, words: _Followed, piece: WordPiece) -> SourcePlace | None:
-    """Position of a piece's words in its source."""
     assert piece.source is not None
     text = next((text for name, text in story.sight(at) if name == piece.source.name), None)
     if text is None:

@@ -154,7 +154,6 @@ def _resolved(name: str, path: str) -> str:
 
 
 def _parted(index: str) -> tuple[str, str, str]:
-    """The text before the style links, the links, and the text after them."""
     links = _STYLES.search(index)
     if links is None or any(index.count(part) != 1 for part in (_HTML, _CHARSET, _TITLE, _MAIN)):
         raise ValueError("index.html lacks the style links or the script")
@@ -315,7 +314,6 @@ def _episodes(
 
 
 def _measures(answers: ViewerApi, export: Export, at: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add measures of kept and hallucinated memory for the groups of selected episodes."""
     groups, measured = list(dict.fromkeys(group for group, _ in export.episodes)), dict[str, Any]()
     for start in range(0, len(groups), MOST_MEASURED):
         query = {"groups": ",".join(map(str, groups[start : start + MOST_MEASURED]))}
@@ -389,7 +387,6 @@ def _strips(answers: ViewerApi, export: Export) -> None:
 
 
 def _if_available(answers: ViewerApi, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
-    """The answer at a path; None, with a note, if it is unavailable."""
     try:
         return export.add(answers, path, query)
     except PalimpsestError as error:

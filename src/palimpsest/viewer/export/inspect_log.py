@@ -255,5 +255,4 @@ def _usage(samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def _id(*fields: object) -> str:
-    """22 characters, equal for equal fields."""
     return hashlib.blake2b(repr(fields).encode("utf-8", "replace"), digest_size=11).hexdigest()

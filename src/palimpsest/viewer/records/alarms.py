@@ -147,7 +147,6 @@ def _no_signal(run: Watched) -> Iterator[Alarm]:
 
 
 def _share_of_outcomes(run: Watched, outcome: str) -> float | None:
-    """Share of an outcome in the episodes of the last steps; None for too few steps."""
     rows = run.metrics[-WINDOW:]
     counts, played = (sum(_outcomes(row, prefix) for row in rows) for prefix in (outcome, ""))
     return counts / played if len(rows) >= FEWEST and played else None

@@ -136,7 +136,6 @@ class RunFacts:
         return (name,) if isinstance(name, str) else ()
 
     def _configured(self, source: Source) -> tuple[dict[str, Any], str | None]:
-        """A configuration, and the reason why it is unreadable."""
         path = source.path / (CONFIG if source.kind is SourceKind.RUN else IDENTITY)
         if leads_out(source.path, path):
             return {}, None  # `_linked_out` names it
@@ -160,7 +159,6 @@ class RunFacts:
 
 
 def _linked_out(source: Source) -> str | None:
-    """A message about files and folders that link out of a run or evaluation; None without any."""
     if source.kind is SourceKind.RECORD:
         return None
     names = [name for name in _READ if leads_out(source.path, source.path / name)]
@@ -209,7 +207,6 @@ def _status_of_files(source: Source) -> Status:
 
 
 def _config_in(path: Path) -> tuple[dict[str, Any], str | None]:
-    """The content of a configuration file, and the reason why it is not shown."""
     most = _MOST_BYTES[path.suffix]
     try:
         text = read_regular(path, most + 1)

@@ -296,7 +296,6 @@ def _walked(folder: Path, within: Path, depth: int) -> Iterator[tuple[SourceKind
 
 
 def _entries(folder: Path, within: Path) -> list[Path]:
-    """Entries of a folder by name, links last, except hidden ones and links out of `within`; empty if unreadable."""
     try:
         shown = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
         entries = [entry for entry in shown if not entry.is_symlink() or not leads_out(within, entry)]
