@@ -98,7 +98,6 @@ def untyped(cls: type[Any]) -> list[str]:
 
 
 def takes_any(target: Callable[..., Any]) -> bool:
-    """Return whether the target accepts any keyword."""
     signature = signature_of(target)
     return signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
@@ -153,6 +152,7 @@ def _checked(annotation: Any, value: Any, key: str) -> Any:
 
 
 def _hints(target: Any) -> dict[str, Any]:
+    """Annotations of the parameters; none if they name imports for type checkers."""
     owners: list[Any] = [target if inspect.isroutine(target) else type(target).__call__]
     if inspect.isclass(target):  # a field's annotation belongs to the module of the class that declares it
         owners = [target.__init__, *([target] if dataclasses.is_dataclass(target) else [])]

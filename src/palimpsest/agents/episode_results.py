@@ -60,7 +60,6 @@ class Episode:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the episode."""
         return self.trajectory.outcome
 
     @property
@@ -160,7 +159,6 @@ class Asked:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the episode."""
         return self.trajectory.outcome
 
     @property

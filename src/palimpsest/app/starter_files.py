@@ -105,7 +105,6 @@ class Setting:
 
     @property
     def changed(self) -> bool:
-        """Whether it differs from the default."""
         return self.value != self.key.default
 
 

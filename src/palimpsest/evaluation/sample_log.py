@@ -399,7 +399,6 @@ class Logged:
     """Requested episodes that have not ended."""
 
     def notes(self, folder: Path) -> list[Note]:
-        """Notes on the figures."""
         counts = {"lines_unreadable": self.unreadable, "episodes_not_requested": self.not_asked}
         counts["episodes_missing"] = self.missing
         return [Note(code, folder=str(folder), count=count) for code, count in counts.items() if count]

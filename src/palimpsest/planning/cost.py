@@ -74,7 +74,6 @@ class Estimate:
 
     @property
     def dominated_by(self) -> str:
-        """The phase that most of a step waits for."""
         return max(self.waited, key=self.waited.__getitem__)
 
 
@@ -104,7 +103,6 @@ class Processes:
 
     @property
     def devices(self) -> int:
-        """GPUs in use."""
         return self.ranks + (0 if self.alone or self.shared else self.samplers * self.parallel)
 
 
@@ -112,7 +110,6 @@ class Processes:
 
 
 def estimate(config: RunConfig, shape: ModelShape, load: Workload, hardware: Hardware) -> Estimate:
-    """Cost of a training step of `config`."""
     at = Processes.of(config, "policy", hardware)
     logprobs, learning = _learner_s(config, shape, load, hardware, at)
     seconds = {

@@ -205,5 +205,4 @@ def _pieces(story: Story, number: int) -> Iterator[ToldPart]:
 
 
 def view_command(folder: Path) -> str:
-    """Command that shows all episodes."""
     return f"palimpsest view {visible(str(folder))}"

@@ -120,7 +120,6 @@ class Coalescer(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Number of callers waiting for a call."""
         return len(self._waiting)
 
     async def ask(self, queries: Sequence[str], topk: int) -> list[T]:

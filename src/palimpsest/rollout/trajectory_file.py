@@ -258,7 +258,6 @@ def _problem_from_json(data: Mapping[str, Any]) -> Problem:
 
 
 def group_lines(group: Group, tokenizer: str | None = None) -> bytes:
-    """The JSON lines of a group, one per episode."""
     return b"".join(_dump(line) + b"\n" for line in _lines(group, tokenizer))
 
 

@@ -108,7 +108,6 @@ CONFIG = "config.yaml"
 
 
 def is_run(folder: Path) -> bool:
-    """True if a run started in `folder`."""
     return (folder / CONFIG).is_file() and ((folder / EVENTS).exists() or (folder / NAME).exists())
 
 

@@ -221,7 +221,6 @@ class Imitated:
     """Skip conversations that exceed the context."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON for the run folder."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
 
     @classmethod

@@ -208,11 +208,9 @@ class Cutter:
 
     @property
     def text(self) -> str:
-        """Decoded `ids`."""
         return self.edges.text
 
     def cut(self, start: int, end: int) -> list[int]:
-        """The ids of characters [start, end)."""
         places, counts = self.edges.places, self.edges.counts
         first, last = self.edges.last_until(start), self.edges.last_until(end)
         head: list[int] = []

@@ -160,6 +160,7 @@ def _of_a_page(url: str, out: Path) -> Path:
 
 
 def _hastened(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """The chunks of a body. Raises OSError if they come too slowly."""
     start, size = monotonic(), 0
     for chunk in chunks:
         size, passed = size + len(chunk), monotonic() - start

@@ -48,7 +48,6 @@ class TaskTexts:
     hotpot: Path | None = None
 
     def of(self, task: RulerTask) -> Path | None:
-        """Source file of a task."""
         return {"essay": self.haystack, "squad": self.squad, "hotpotqa": self.hotpot}.get(task.haystack)
 
 

@@ -175,7 +175,6 @@ _OF_ALL_QUESTIONS = ("evidence", "evidence_positions", "categories")
 
 
 def paths_of(path: Paths) -> list[Path]:
-    """`path` as a list of files."""
     return [Path(path)] if isinstance(path, str | Path) else [Path(file) for file in path]
 
 

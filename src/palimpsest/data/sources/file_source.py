@@ -295,6 +295,7 @@ class SearchFileSource:
         return [self._combined([self.questions[at] for at in order[slice(*deal[index])]]) for index in places]
 
     def _deal(self, size: int | None) -> tuple[tuple[int, int], ...]:
+        """[start, end) per problem in a shuffled order of the questions. Raises DataError if there is none."""
         deal = _spans(len(self.questions), (size,) if size else self.objectives, self.seed)
         if not deal:
             requested = size or max(self.objectives)

@@ -92,7 +92,6 @@ class ServerHost:
         self._process.check()
 
     async def ended(self) -> None:
-        """Returns once the server has ended."""
         while self._process.running:
             await asyncio.sleep(LOOK_S)
 
@@ -256,6 +255,7 @@ class HostedServer:
             raise SamplerError(reason) from None
 
     def _located(self) -> Any:
+        """Its actor. Raises SamplerError if it has none with a known machine."""
         if (actor := self.actor) is None or not self.node:
             raise SamplerError(self.reason)
         return actor

@@ -172,7 +172,6 @@ class MemoryHistory:
     texts: list[str] = field(default_factory=list)
 
     def add(self, step: int, ids: list[int], text: str) -> None:
-        """Store a memory under the step that wrote it."""
         self.index.add(text)
         self.steps.append(step)
         self.memories.append(ids)

@@ -78,7 +78,6 @@ class UnitWords:
 
     @classmethod
     def of(cls, text: str) -> UnitWords:
-        """The words of `text` as one sentence."""
         words = Sentence()
         for sentence in worded(text):
             words.extend(sentence)
@@ -108,12 +107,10 @@ def name_runs(words: Sentence) -> list[list[int]]:
 
 
 def acronym(words: Sentence, run: Sequence[int]) -> str:
-    """First letters of names."""
     return "".join(words.exact[index][0] for index in run)
 
 
 def content_of(sentences: Sequence[Sentence]) -> list[str]:
-    """Content words."""
     return [
         exact
         for sentence in sentences

@@ -60,7 +60,6 @@ class Script:
     prepared: Any = field(default=None, init=False)
 
     def played(self, index: int) -> Trajectory:
-        """The episode."""
         self.prepared = self.policy.prepare(self.problem, self.codec)
         with ThreadPoolExecutor(1) as thread:  # for callers inside an event loop
             ended = thread.submit(asyncio.run, self.policy.run(self.problem, self)).result()

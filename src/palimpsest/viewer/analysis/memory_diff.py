@@ -339,7 +339,6 @@ class _Places:
 
 
 def part_of(piece: WordPiece, words: Span, before: TokenWords, after: TokenWords) -> WordPiece:
-    """Some words of a kept or moved piece."""
     if piece.source is None:
         return _piece(after, words, piece.origin, None)
     moved = piece.source.words[0] - piece.words[0]

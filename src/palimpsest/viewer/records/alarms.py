@@ -107,7 +107,6 @@ class Watched:
         return whole(self.metrics[-1], "step", 0) if self.metrics else 0
 
     def values(self, key: str) -> list[float]:
-        """The values of all steps with the metric."""
         return [float(row[key]) for row in self.metrics if is_number(row.get(key))]
 
     def late(self, key: str) -> float | None:

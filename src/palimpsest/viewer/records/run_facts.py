@@ -95,7 +95,6 @@ class RunFacts:
         }
 
     def alarms(self, source: Source) -> list[Alarm]:
-        """Alarms of a run, most severe first."""
         timings = self.files.rows(source.path / TIMINGS)
         status = self.status(source)
         return alarms(
@@ -110,7 +109,6 @@ class RunFacts:
         )
 
     def status(self, source: Source) -> Status:
-        """Status of a run."""
         steps = steps_of(self.config(source))
         rows = [self.files.rows(source.path / name) for name in (METRICS, EVENTS)]
         return status_of_run(source.path, rows[0], rows[1], steps)

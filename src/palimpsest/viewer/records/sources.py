@@ -335,7 +335,6 @@ def last_change(paths: Iterable[Path]) -> float | None:
 
 
 def gone(source: Source) -> NotThere:
-    """The error for a removed source."""
     return NotThere(f"{source.path} was moved or deleted; start the viewer with the new path")
 
 

@@ -152,6 +152,7 @@ class OpenedGroups:
         )
 
     def _credit(self, source: Source) -> CreditConfig | None:
+        """Credit section of a run; None outside of runs, and for a run of another version."""
         run = run_of(source)
         if run is None:
             return None
