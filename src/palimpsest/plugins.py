@@ -149,7 +149,6 @@ def load(kind: str, name: str, key: str | None = None) -> Any:
 
 
 def _module(name: str) -> ModuleType:
-    """A module by its name, with the current folder on the path, or a file by its path."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if not name.endswith(".py"):

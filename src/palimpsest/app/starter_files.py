@@ -149,7 +149,6 @@ def explained(recipe: str, overrides: Overrides = ()) -> list[Setting]:
 
 
 def _options(config: RunConfig) -> Sequence[Setting]:
-    """Options of the configured policy; those of a class other than a dataclass unchanged."""
     cls, options = policy_class(config.policy.name), config.policy.options
     if not dataclasses.is_dataclass(cls):
         return [Setting(Key(_OPTIONS + name, "value", "", ""), yaml_words(value)) for name, value in options.items()]

@@ -159,7 +159,6 @@ def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequen
 
 
 def _long_reply(policy: MemoryPolicy, codec: Codec) -> Callable[[Sequence[int], int], Sequence[int]]:
-    """The reply that shows most of the problem: a short one for a reader, a search for a searcher."""
     return _searching(policy, codec).get("searches without end", _replies(codec)["answers briefly"])
 
 

@@ -25,7 +25,6 @@ build.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from palimpsest.data.formats.corpus import read_corpus, searched_text
 from palimpsest.errors import DataError
 from palimpsest.retrieval import index_folder
 from palimpsest.retrieval.index_folder import PassageStore, top, written
+from palimpsest.text.sentences import words
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,6 @@ class Coalescer(Generic[T]):
             self._running.discard(task)
 
     def _next(self) -> list[_Ask[T]]:
-        """The callers of the next call: the longest waiting with the same topk."""
         asks: list[_Ask[T]] = []
         count = 0
         while self._waiting:
@@ -202,16 +201,6 @@ def _fail(ask: _Ask[T], error: Exception) -> None:
 
 KIND = "bm25/1"
 """Kind and version in the manifest; others need a new build."""
-
-_WORD = re.compile(r"\w+")
-
-
-def words(text: str) -> list[str]:
-    """
-    >>> words("Polish-Russian War (Film)")
-    ['polish', 'russian', 'war', 'film']
-    """
-    return _WORD.findall(text.casefold())
 
 
 def indexed(texts: Iterable[str]) -> bm25s.BM25:

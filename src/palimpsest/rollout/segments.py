@@ -66,7 +66,6 @@ def _common_end(prompts: Sequence[Tokens]) -> Tokens:
 
 
 def _spoken(prompt: Tokens, header: Tokens) -> Iterator[tuple[int, int]]:
-    """Start and end of the text after each header."""
     size = len(header)
     if not size:
         return

@@ -311,7 +311,6 @@ _NAMED = re.compile(r"([\w.\-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?+(?:\[ARGS\]\s*+)?+
 
 
 def _find_marked(reader: _CallReader, start: int, marker: str, read: Callable[..., int]) -> None:
-    """Calls after markers: `read` reads those at a position after a marker and returns their end."""
     while (at := reader.text.find(marker, start)) >= 0:
         try:
             start = read(reader, at, _skip(reader.text, at + len(marker)))

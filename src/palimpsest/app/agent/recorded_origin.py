@@ -266,7 +266,6 @@ def _weights_at(model: str) -> Weights:
 
 
 def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step: int) -> Weights:
-    """Weights with the recorded number of optimizer steps, or of the nearest step."""
     version = trajectory.turns[0].completion.policy_version if trajectory.turns else None
     saved = checkpoint_paths(run / CHECKPOINTS)
     models = [_first_model(run, config), *map(str, saved)]
@@ -280,7 +279,6 @@ def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step:
 
 
 def _first_model(run: Path, config: RunConfig) -> str:
-    """Starting weights of RL: the end of the cold start, or the configured model."""
     saved = checkpoint_paths(run / COLD_START / CHECKPOINTS)
     return str(saved[-1]) if config.cold_start is not None and saved else named(config.model.path)
 

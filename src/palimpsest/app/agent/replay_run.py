@@ -274,7 +274,6 @@ async def _play(
 def _with_document(
     problem: Problem, trajectory: Trajectory, origin: EpisodeOrigin, codec: Codec
 ) -> tuple[Problem, Callable[[], Any] | None, str]:
-    """The problem with its document, its prepared form, and the origin of the document."""
     sections = [section for turn in trajectory.turns if (section := turn.piece("section")) is not None]
     if sections and isinstance(origin.policy, OverwritePolicy) and _read_to_the_end(trajectory):
         tokens = sum(map(len, sections))
@@ -293,7 +292,6 @@ def _with_document(
 
 
 def _needs_none(problem: Problem, origin: EpisodeOrigin, codec: Codec) -> bool:
-    """True if its policy admits the recorded problem; a policy whose tools search the document does not."""
     try:
         origin.policy.admit(problem, codec)
     except DataError:
@@ -348,7 +346,6 @@ def _end(trajectory: Trajectory, grade: Grade, codec: Codec) -> End:
 
 
 def _written(path: Path, data: bytes) -> Path:
-    """Write `data` to `path`, or to `NAME-2...` if another file has that name; returns the path."""
     stem, _, suffix = path.name.partition(".")
     number = 1
     while os.path.lexists(path) and not (path.is_file() and path.read_bytes() == data):

@@ -190,7 +190,6 @@ def _splits(read: Questions, contexts: Contexts) -> Sequence[_Split]:
 
 
 def _apart(splits: Sequence[_Split], excluded_gold: Iterable[str]) -> Iterator[_Split]:
-    """Each split without the gold documents of the others, and without excluded ones."""
     golds = {split.name: {text for record in split.records for text in record.needed} for split in splits}
     for split in splits:
         theirs = set(excluded_gold).union(*(gold for name, gold in golds.items() if name != split.name))
@@ -275,7 +274,6 @@ def _on_documents(groups: Sequence[Sequence[Record]], read: Questions, documents
 
 
 def _together(group: Sequence[Record]) -> Record:
-    """One record with all questions and all paragraphs of records with one question each."""
     problem = Problem.asking(_name(group), [Question(record.question, record.answers) for record in group])
     return Record(
         problem.id,

@@ -53,8 +53,6 @@ class TaskTexts:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Draws samples of a task and fits them to a length."""
-
     seed: int
     count: Callable[[str], int]
     essay: Essay | None

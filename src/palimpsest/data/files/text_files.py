@@ -83,7 +83,6 @@ def unpacked_name(path: Path) -> Path:
 
 
 def _unpacked(path: Path, file: BufferedReader, command: str, make: Callable[[], Any]) -> Iterator[bytes]:
-    """Bytes of all members of a gzip file, or frames of a zstd file."""
     with file:
         decoder, unpacked = make(), 0
         while data := file.read(_STEP):
@@ -108,8 +107,6 @@ def check_unpacked(path: Path, size: int, fix: str) -> None:
 
 
 class _Pieces(RawIOBase):
-    """A file of pieces."""
-
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.pieces, self.piece = pieces, memoryview(b"")
 

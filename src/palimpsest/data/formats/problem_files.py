@@ -199,7 +199,6 @@ def format_of(path: Path, reading: ReadOptions = AS_IT_IS) -> DataFormat:
 
 
 def _rows(path: Path, reading: ReadOptions) -> Iterator[Row]:
-    """Rows of `path`, or of the questions file in it, with our column names."""
     rows, columns = read_rows(questions_file(path) if path.is_dir() else path), columns_for(path, reading.columns)
     return (renamed(row, columns) for row in rows) if columns else rows
 
@@ -286,7 +285,6 @@ def unused_id(name: str, ids: Counter[str]) -> str:
 
 
 def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None) -> Format:
-    """`format`, with lookup of document indices if the file has them and their corpus exists."""
     if format.name != "memagent_eval" or not isinstance(row.values.get("context"), list):
         return format
     corpus_path = Path(corpus) if corpus else path.parent / INDEXED_CORPUS

@@ -277,7 +277,6 @@ _SHORT = 1000
 
 
 def _short(row: Row, taken: Roles) -> dict[str, Any]:
-    """The row's other columns with short values, and its evidence."""
     used = {taken.question, taken.answers, taken.document, *_OWN, *fields.IDS, "objectives", "passages"}
     kinds = {"num_docs": int, "chunks": int, "evidence": list}
     return {

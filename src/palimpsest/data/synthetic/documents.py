@@ -80,7 +80,6 @@ def _remembered(problem: Problem, rng: random.Random) -> Problem:
 
 
 def _other(problem: Problem, rng: random.Random) -> str:
-    """A fact absent from evidence and document, about a person of the evidence or anyone."""
     _, piece = _piece(problem, rng)
     facts = {fact[:2] for fact in _facts(problem)}
     while True:
@@ -249,7 +248,6 @@ def make_problem(
 def _ordered_places(
     rng: random.Random, count: int, chunks: int, facts_per_chunk: int, order: Order, distance: int
 ) -> list[int]:
-    """Sentence positions of the evidence, in reasoning order."""
     if distance == 0:
         return ordered(rng, sorted(rng.sample(range(chunks * facts_per_chunk), count)), order)
     slots = ordered(rng, spaced(rng, count, chunks, distance), order)

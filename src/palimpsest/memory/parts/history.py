@@ -199,7 +199,6 @@ _SHIFTS = sorted(range(-8, 9), key=abs)  # characters
 
 
 def _token_cuts(edges: Edges, spans: Sequence[Span]) -> list[Span]:
-    """For each span of characters, in order and disjoint, the tokens [first, last) to cut."""
     cuts: list[Span] = []
     for span in spans:
         cut = _moved(edges, *span, after=cuts[-1][1] if cuts else 0) or _inside(edges, *span)

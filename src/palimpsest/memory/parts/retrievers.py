@@ -16,7 +16,6 @@ Not covered: meaning (synonyms, inflection); the subword tokens that the publish
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
@@ -25,16 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-_WORD = re.compile(r"\w+")
-
-
-def words(text: str) -> list[str]:
-    """Words of a text, in order, without case and punctuation.
-
-    >>> words("Bob drinks tea. BOB's")
-    ['bob', 'drinks', 'tea', 'bob', 's']
-    """
-    return _WORD.findall(text.casefold())
+from palimpsest.text.sentences import words
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,7 +305,6 @@ class Match:
         return range(0)
 
     def _has_pronoun_before(self, word: int) -> bool:
-        """True if the window has a pronoun shortly before its counterpart of a word."""
         return any(
             True
             for number, index in self.found.get(word, ())
@@ -419,7 +418,6 @@ def _pronouns(*sentences: Sentence) -> int:
 
 
 def _exchange(content: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Iterator[int]:
-    """`content` with two of its parts exchanged."""
     for i in content:
         if i in (one[0], other[0]):
             yield from other if i == one[0] else one

@@ -148,7 +148,6 @@ def _pairs(message: str) -> list[_Pair]:
 
 
 def _tree(pairs: list[_Pair]) -> list[tuple[_Pair, list[_Pair]]]:
-    """Outermost pairs, each with the outermost pairs inside it."""
     tree, inner_end = list[tuple[_Pair, list[_Pair]]](), 0
     for pair in pairs:
         if not tree or pair.start >= tree[-1][0].end:

@@ -175,7 +175,6 @@ class Lessons:
     def _drawn(
         self, facts: Sequence[str], older: Sequence[str], section: Sequence[str], rng: random.Random
     ) -> list[str]:
-        """Facts that a reply writes for any question: from the section, older ones, or both; empty: no change."""
         draw = rng.random()
         if self.policy.may_keep and SECTION_ALONE <= draw < SECTION_ALONE + OLDER_ALONE:
             return []
@@ -186,7 +185,6 @@ class Lessons:
         return rng.sample(pool, most if rng.random() < FULL else rng.randint(1, most))
 
     def _completed(self, leading: list[str], section: Sequence[str], rng: random.Random) -> list[str]:
-        """Facts that lead to the answer, and as many of the section as fit."""
         rest = [fact for fact in dict.fromkeys(section) if fact not in leading]
         rng.shuffle(rest)
         return [*leading, *rest][: self._room([*leading, *rest])]
@@ -254,7 +252,6 @@ def _leading(evidence: Sequence[frozenset[str]], facts: Sequence[str]) -> list[s
 
 
 def _deal(pieces: Sequence[str], slots: Sequence[list[str]], most: int, rng: random.Random) -> bool:
-    """Append each piece to a random slot with fewer than `most`; False if a piece does not fit."""
     for piece in pieces:
         open_slots = [slot for slot in slots if len(slot) < most]
         if not open_slots:

@@ -60,8 +60,6 @@ class Blamed:
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """Words of the queried memory, and their position in an earlier one."""
-
     at: int
     length: int
     last: int
@@ -133,7 +131,6 @@ def _between_steps(story: Story, at: int, followed: Sequence[_Followed], traced:
 
 
 def _carried(runs: Sequence[EqualRun], followed: Sequence[_Followed]) -> tuple[list[_Followed], list[_Followed]]:
-    """Words that runs carry back, and the rest."""
     carried, new = [], []
     for words in followed:
         done, end = words.at, words.at + words.length

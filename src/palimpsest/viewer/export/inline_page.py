@@ -132,7 +132,6 @@ def in_order(modules: Mapping[str, str], main: str = MAIN) -> list[str]:
 
 
 def _module(name: str, text: str) -> str:
-    """A module as an immediately called function that returns the module's exports."""
     exported = _EXPORT.findall(text)
     body = _IMPORT.sub(lambda match: _bound(name, match[1], match[2]), _EXPORT.sub("", text))
     if other := _OTHER.search(body):
@@ -353,7 +352,6 @@ def left_out(what: str, error: PalimpsestError) -> str:
 
 
 def _episode(answers: ViewerApi, export: Export, at: str, index: EpisodeIndex) -> bool:
-    """Add an episode completely or not at all; True if it was added."""
     before, size = dict(export.answers), export.size
     group = f"{at}/groups/{index[0]}"
     episode, turn = f"{group}/rollouts/{index[1]}", 0
@@ -373,7 +371,6 @@ def _episode(answers: ViewerApi, export: Export, at: str, index: EpisodeIndex) -
 
 
 def _strips(answers: ViewerApi, export: Export) -> None:
-    """Add tokens and blame of the turns until the size limit."""
     left = 0
     for path in [path for path in export.answers if re.search(r"/turns/\d+$", path)]:
         if export.size > _BYTES:

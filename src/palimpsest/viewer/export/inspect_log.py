@@ -83,7 +83,6 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
 def _recorded(
     answers: ViewerApi, source: Source, step: str | None, only: Sequence[EpisodeIndex]
 ) -> tuple[list[Recorded], list[str]]:
-    """The selected episodes of a step, by default all, and the omissions."""
     if step is None:
         raise ConfigError(f"--export: {source.name} has no record of episodes")
     index = answers.records.index(source, step)

@@ -152,7 +152,6 @@ def _share_of_outcomes(run: Watched, outcome: str) -> float | None:
 
 
 def _outcomes(row: Row, prefix: str = "") -> float:
-    """Episodes of a step whose outcome starts with `prefix`."""
     counts = (row[key] for key in row if key.startswith(f"outcome/{prefix}"))
     return sum(float(count) for count in counts if is_number(count))
 
