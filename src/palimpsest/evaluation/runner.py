@@ -171,7 +171,7 @@ class _Records:
 async def _play_all(
     jobs: Iterator[Job], arena: Arena, concurrency: int, finish: OnSample | None
 ) -> dict[SampleKey, Sample]:
-    """Run jobs in `concurrency` workers that share one iterator. Graded episodes are recorded even on an error."""
+    """Run jobs in `concurrency` workers that share one iterator. Records graded episodes even on an error."""
     records, room = _Records(arena, finish), asyncio.Semaphore(2 * concurrency)
 
     async def worker() -> None:

@@ -106,7 +106,7 @@ class _Request:
 
 
 class _Thread:
-    """One daemon thread at a time for the calls; a thread stuck in a call is abandoned."""
+    """One daemon thread at a time for the calls; abandons a thread stuck in a call."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_Request | None] = SimpleQueue()

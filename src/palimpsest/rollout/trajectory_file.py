@@ -278,7 +278,7 @@ def _dump(line: Mapping[str, Any]) -> bytes:
 
 
 def _storable_turn(turn: Mapping[str, Any], as_text: list[str], at: int) -> dict[str, Any]:
-    """`turn` in storable form; its many tokens are skipped, since the recorder has checked them."""
+    """`turn` in storable form, without a check of its many tokens: the recorder has checked them."""
     tokens = {name: turn[name] for name in ("prompt_ids", "token_ids", "logprobs")}
     return {**storable({**turn, **dict.fromkeys(tokens)}, as_text, ("turns", str(at))), **tokens}
 

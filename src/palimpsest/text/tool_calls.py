@@ -196,7 +196,7 @@ class _CallReader:
 
 
 def _name_and_arguments(value: Any, argument_keys: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a call in JSON; `id` and `type` are ignored."""
+    """Name and arguments of a call in JSON; ignores `id` and `type`."""
     present = [key for key in argument_keys if key in value]
     if "name" not in value or not present:
         lacking = argument_keys[0] if "name" in value else "name"

@@ -156,7 +156,7 @@ def build_contexts(
 
 
 def _with_positions(filters: Filters, contexts: Contexts) -> Filters:
-    """Positions require as many gold documents, so other questions are skipped."""
+    """Positions require as many gold documents; skips other questions."""
     return replace(filters, gold_documents=len(contexts.positions)) if contexts.positions else filters
 
 

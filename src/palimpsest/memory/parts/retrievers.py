@@ -107,7 +107,7 @@ class Jaccard(MemoryIndex):
 @dataclass
 class TfIdf(MemoryIndex):
     def _scores(self, query: Counter[str]) -> dict[int, float]:
-        """Cosines; memories without a word of the query have 0 and are omitted."""
+        """Cosines, without those of 0: of memories without a word of the query."""
         weights = {word: math.log((1 + self.size) / (1 + len(p[0]))) + 1 for word, p in self.postings.items()}
         weighted = {word: count * weights[word] for word, count in query.items() if word in weights}
         if not weighted:

@@ -81,7 +81,7 @@ def _runs(pairs: Sequence[tuple[int, int]]) -> list[EqualRun]:
 
 
 def _legible(runs: list[EqualRun], before: int, after: int) -> list[EqualRun]:
-    """Runs without chance matches: those shorter than the changes on either side are removed."""
+    """Runs without chance matches, which are shorter than the changes on either side."""
     ends = [EqualRun(0, 0, 0), *runs, EqualRun(before, after, 0)]
     changed = [max(b.before - a.before - a.length, b.after - a.after - a.length) for a, b in pairwise(ends)]
     return [run for run, left, right in zip(runs, changed, changed[1:], strict=False) if run.length >= min(left, right)]

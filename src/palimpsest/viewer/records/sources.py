@@ -278,7 +278,7 @@ def is_record(path: Path) -> bool:
 
 
 def _walked(folder: Path, within: Path, depth: int) -> Iterator[tuple[SourceKind, Path]]:
-    """Sources in a folder inside `within`; links out of `within` are not followed."""
+    """Sources in a folder inside `within`; does not follow links out of `within`."""
     is_run, is_evaluation = (folder / CONFIG).is_file(), (folder / SAMPLES).is_file()
     if is_run:
         yield SourceKind.RUN, folder
