@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,7 @@ from palimpsest.text.display_text import ordinal, visible
 from palimpsest.types import Grade, Group
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.memory_diff import Dropped, WordOrigin
-from palimpsest.viewer.export.inline_page import page_files
-from palimpsest.viewer.screens.group_screen import Opened
+from palimpsest.viewer.analysis.token_words import Spelling, SpeltTexts
 
 REPORT = "report.html"
 
@@ -66,7 +66,7 @@ def page(template: str, **values: Any) -> str:
 
 def colours() -> Markup:
     """Light and dark colours of the viewer as CSS variables."""
-    style = page_files()["page.css"].decode("utf-8")
+    style = (files("palimpsest.viewer") / "page" / "page.css").read_text("utf-8")
     return Markup(style[style.index(":root {") : style.index("* { box-sizing")])
 
 
@@ -168,8 +168,9 @@ def contrasting_stories(groups: Sequence[Group], codec: Codec) -> list[ToldStory
     at = (mixed or wrong)[0]
     worst, best = min(graded[at]), max(graded[at], key=lambda pair: (pair[0], -pair[1]))
     rollouts = [worst[1], *([best[1]] if mixed else [])]
-    opened = Opened(groups[at], codec)
-    stories = [_shown_story(opened.story(rollout), groups[at].grades[rollout]) for rollout in rollouts]
+    group, texts = groups[at], SpeltTexts(Spelling(codec))
+    told = ((Story(group.problem, group.trajectories[rollout], texts), group.grades[rollout]) for rollout in rollouts)
+    stories = [_shown_story(*each) for each in told]
     return stories if any(story.turns for story in stories) else []
 
 
