@@ -174,11 +174,11 @@ class Asked:
     @property
     def tokens_in(self) -> int:
         """Prompt tokens over all turns."""
-        return sum(len(turn.prompt_ids) for turn in self.trajectory.turns)
+        return self.trajectory.prompt_tokens
 
     @property
     def tokens_sampled(self) -> int:
-        return sum(len(turn.completion.token_ids) for turn in self.trajectory.turns)
+        return self.trajectory.sampled_tokens
 
     def __repr__(self) -> str:
         reply = self.answer if self.answer is not None else f"no answer: {self.failure or self.outcome}"

@@ -31,7 +31,7 @@ from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import RunFolder
-from palimpsest.training.step_metrics import Metrics, group_metrics, rates, sampled_tokens
+from palimpsest.training.step_metrics import Metrics, group_metrics, rates
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Collector:
             self.folder.event("user_code_failed", step=step, where=where, traceback=text)
         _refuse_ungraded(step, groups, self._advice(groups))
         seconds = time.perf_counter() - start
-        sampled = sum(sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories)
+        sampled = sum(episode.sampled_tokens for group in groups for episode in group.trajectories)
         speculation = self.player.speculation
         timings = {"rollout_s": seconds, "rollout_tokens_per_s": sampled / seconds}
         timings |= speculation.take_metrics() if speculation else {}

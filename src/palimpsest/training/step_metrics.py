@@ -84,8 +84,8 @@ def tool_measures(trajectory: Trajectory) -> dict[str, float]:
         **{f"tool_errors_{kind}": float(errors[kind]) for kind in KINDS},
         "context_tokens": fmean(contexts),
         "context_tokens_max": max(contexts),
-        "input_tokens": float(sum(len(turn.prompt_ids) for turn in trajectory.turns)),
-        "sampled_tokens": float(sum(len(turn.completion.token_ids) for turn in trajectory.turns)),
+        "input_tokens": float(trajectory.prompt_tokens),
+        "sampled_tokens": float(trajectory.sampled_tokens),
         "segments": float(len(segments_of(trajectory))),
     }
 
@@ -153,8 +153,8 @@ def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
     outcomes = Counter(trajectory.outcome.value for trajectory in episodes)
     return {
         "episode/turns": mean(float(len(episode.turns)) for episode in episodes),
-        "episode/sampled_tokens": mean(float(sampled_tokens(episode)) for episode in episodes),
-        "episode/prompt_tokens": mean(float(prompt_tokens(episode)) for episode in episodes),
+        "episode/sampled_tokens": mean(float(episode.sampled_tokens) for episode in episodes),
+        "episode/prompt_tokens": mean(float(episode.prompt_tokens) for episode in episodes),
         "episode/documents_cut": float(sum(map(document_cut, episodes))),
         **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
     }
@@ -162,15 +162,6 @@ def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
 
 def document_cut(trajectory: Trajectory) -> bool:
     return any(event.kind == DocumentTruncated.kind for event in trajectory.events)
-
-
-def sampled_tokens(trajectory: Trajectory) -> int:
-    return sum(len(turn.completion.token_ids) for turn in trajectory.turns)
-
-
-def prompt_tokens(trajectory: Trajectory) -> int:
-    """Tokens of all prompts, shared prefixes counted per turn."""
-    return sum(len(turn.prompt_ids) for turn in trajectory.turns)
 
 
 def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:

@@ -251,4 +251,4 @@ def _difference(group: Group, what: str) -> Advantages:
 
 
 def tokens_of(trajectory: Trajectory) -> int:
-    return sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns)
+    return trajectory.prompt_tokens + trajectory.sampled_tokens

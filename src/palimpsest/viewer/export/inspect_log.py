@@ -133,8 +133,8 @@ def sample_of(group: Group, index: int) -> Sample:
         reason=grade.reason,
         length=None,
         turns=len(trajectory.turns),
-        prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
-        sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
+        prompt_tokens=trajectory.prompt_tokens,
+        sampled_tokens=trajectory.sampled_tokens,
         metrics=dict(grade.breakdown),
         draw=trajectory.rollout if isinstance(trajectory.rollout, int) else index,  # text: not a JSON number
     )
