@@ -97,7 +97,8 @@ def _candidates(job: LayoutTask) -> Iterator[Keys]:
         if not placed:
             yield {**ranks, **turns, **width, "cluster.learners": total, "sampler.servers": total // size}
         for serving in range(size, total if not placed else min(total, count + 1), size):
-            layout = {**ranks, **width, "cluster.learners": total - serving, "sampler.servers": serving // size}
+            layout: dict[str, Any] = {**ranks, **width, "cluster.learners": total - serving}
+            layout["sampler.servers"] = serving // size
             if placed:  # otherwise Ray assigns them
                 layout["sampler.devices"] = list(range(count - serving, count))
             if not serving % whole:
