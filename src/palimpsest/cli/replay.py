@@ -12,7 +12,6 @@ import typer
 from palimpsest.cli.options import OUTPUT, Json
 from palimpsest.errors import ConfigError
 from palimpsest.files import NoRegularFile, read_regular
-from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import ordinal, printable
 
 if TYPE_CHECKING:
@@ -109,6 +108,8 @@ def _changed(played: Replay) -> str:
 
 
 def _line(name: str, end: End) -> str:
+    from palimpsest.text.answers import unboxed
+
     value = f"{end.value:g}" if end.value is not None else f"ungraded ({printable(end.reason or '')})"
     memory = "" if end.memory is None else f"  memory:{_short(end.memory)}"
     return f"{name}  {value:>4}  {end.outcome}  answer: {_short(unboxed(end.answer or 'none')).strip()}{memory}"
