@@ -157,7 +157,6 @@ def take_tracebacks() -> dict[str, str]:
 
 
 def _is_installed(file: str) -> bool:
-    """Return whether a frame's file belongs to this package, an installed one or Python."""
     return file.startswith((*_OURS, "<frozen")) or bool({"site-packages", "dist-packages"} & {*Path(file).parts})
 
 
@@ -170,14 +169,14 @@ _MOST_NAMES = 1000
 _MOST_SHOWN = 40
 
 
-def shown_names(names: Collection[object]) -> str:
+def shown_names(names: Collection[object], most: int = _MOST_SHOWN) -> str:
     """Names for an error message, of very many the first.
 
     >>> shown_names(["q", "gold"]), shown_names(range(1000))[-19:]
     ('q, gold', '38, 39 and 960 more')
     """
-    first = ", ".join(map(str, islice(names, _MOST_SHOWN)))
-    return first if len(names) <= _MOST_SHOWN else f"{first} and {len(names) - _MOST_SHOWN:,} more"
+    first = ", ".join(map(str, islice(names, most)))
+    return first if len(names) <= most else f"{first} and {len(names) - most:,} more"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

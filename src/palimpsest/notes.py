@@ -66,6 +66,7 @@ NOTES: Mapping[str, str] = {
     "model_of_recipe": "this evaluates {model}; the recipe's model is {recipe}, for palimpsest eval {recipe}",
     "unknown_to_bundled": 'the bundled model knows only sentences like "Omar sells tea.", and this text has none; use '
     "a Hugging Face model, e.g. Qwen/Qwen3-4B",
+    "files_skipped": "files of other kinds, which a folder's document omits: {names}; name each to read it",
     "reply_cut": "the reply has no end: {tokens} tokens are its budget (policy.options.answer_tokens)",
     "reply_unmarked": "the reply has no marked answer: this is its whole text",
     "clusters": "the 95% interval counts by cluster, {clusters} for the {problems} problems, which share documents or "

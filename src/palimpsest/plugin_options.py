@@ -98,7 +98,6 @@ def untyped(cls: type[Any]) -> list[str]:
 
 
 def takes_any(target: Callable[..., Any]) -> bool:
-    """Return whether the target accepts any keyword."""
     signature = signature_of(target)
     return signature is None or any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
@@ -183,7 +182,6 @@ def _adapter_of(annotation: Any) -> TypeAdapter[Any] | None:
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """Validator for an annotation, None if nothing can check it."""
     if annotation is None:
         return None
     try:
@@ -228,7 +226,6 @@ def choices(annotation: Any) -> list[str] | None:
 
 
 def _alternatives(annotation: Any) -> list[Any]:
-    """Members of a union; otherwise only the annotation."""
     if typing.get_origin(annotation) is Annotated:
         return _alternatives(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (Union, types.UnionType):

@@ -149,7 +149,6 @@ def load(kind: str, name: str, key: str | None = None) -> Any:
 
 
 def _module(name: str) -> ModuleType:
-    """A module by its name, with the current folder on the path, or a file by its path."""
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     if not name.endswith(".py"):
@@ -172,7 +171,6 @@ def _module(name: str) -> ModuleType:
 
 
 def _missing_module(name: str, error: ModuleNotFoundError) -> str:
-    """Message with the nearest module in the current folder and its subfolders."""
     if error.name is None or name.endswith(".py") or not f"{name}.".startswith(f"{error.name}."):
         return f"{name} imports {error.name!r}, which is not installed"
     here = Path.cwd()
@@ -316,7 +314,6 @@ def check_class(kind: str, cls: type[Any], name: str, key: str | None = None) ->
 
 
 def _check_call(spec: PluginKind, call: Any, name: str, options: Mapping[str, Any], key: str | None) -> None:
-    """Raise ConfigError if `call` doesn't accept the arguments of its kind."""
     if not callable(call):
         _refuse(spec, name, key, f"needs a method {spec.method}, or to be called, with ({', '.join(spec.takes)})")
     _check_awaited(spec, call, name, key)

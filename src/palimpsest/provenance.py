@@ -151,7 +151,6 @@ def installed(package: str) -> str | None:
 
 
 def _values(file: Path, key: str) -> Iterator[str]:
-    """Text after `key` and a colon in the lines of a file."""
     try:
         lines = file.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -203,7 +202,6 @@ def _cache_file() -> Path:
 
 
 def _stored() -> dict[str, str]:
-    """Digests of earlier processes; empty without an intact file."""
     try:
         checksum, _, body = files.read_regular(_cache_file(), 1 << 20).partition(b"\n")
         known = json.loads(body) if checksum == b"%08x" % zlib.crc32(body) else None

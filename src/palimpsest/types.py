@@ -298,6 +298,15 @@ class Trajectory:
     answers: tuple[str | None, ...] = ()
     """[questions] the answer to each of several; empty for a problem of one, and where the episode never got there."""
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, shared prefixes counted per turn."""
+        return sum(len(turn.prompt_ids) for turn in self.turns)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
 
 @dataclass(frozen=True, slots=True)
 class SpanReward:

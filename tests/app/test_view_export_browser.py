@@ -70,7 +70,7 @@ def test_it_opens_at_the_episode_that_was_named_and_marks_what_was_left_out(brow
     page.goto(f"{file.as_uri()}#/r/run")
     page.get_by_role("link", name="Newest episodes").click()
     page.wait_for_selector(".vrow")
-    assert page.locator(".vrow a").all_inner_texts() == ["g0", "g0", "open 1"]
+    assert page.locator(".vrow a").all_inner_texts() == ["group 0", "group 0", "rollout 1"]
     page.goto(f"{file.as_uri()}#/")
     for place in ("#/", "#/r/run", "#/r/run/s/1"):
         page.goto(f"{file.as_uri()}{place}")

@@ -30,7 +30,9 @@ def test_a_folder_is_read_by_name_and_its_hidden_files_are_not(tmp_path: Path) -
     for name in ("b.md", "a.txt", "sub/c.html", ".hidden/d.txt", ".e.txt", "picture.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"<p>{name}</p>" if name.endswith("html") else name)
-    assert [Path(part.file).name for part in read_files([tmp_path]).parts] == ["a.txt", "b.md", "c.html"]
+    document = read_files([tmp_path])
+    assert [Path(part.file).name for part in document.parts] == ["a.txt", "b.md", "c.html"]
+    assert document.skipped == (str(tmp_path / "picture.png"),)
 
 
 def test_html_is_what_a_reader_sees() -> None:
@@ -125,6 +127,8 @@ def test_a_pdf_is_the_text_of_its_pages(tmp_path: Path) -> None:
         ("a.pdf", b"%PDF-1.4\nnothing", "can't be read as PDF"),
         ("a.pdf", b"", "can't be read as PDF"),
         ("a.txt", b"\0\1", "NUL bytes"),
+        ("a.odt", b"PK\x03\x04\0", "pandoc --wrap=none -t plain"),
+        ("a.rtf", b"{\\rtf1 Ann sells tea.}", "pandoc --wrap=none -t plain"),
         ("a.txt", b"", "has no text"),
         ("a.html", b"<script>x</script>", "has no text"),
         ("a.txt", b"ok\n\xe9", "not UTF-8 at byte 3 (line 2)"),

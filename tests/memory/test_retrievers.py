@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryHistory, MemoryHit, MemoryIndex, words
+from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryHistory, MemoryHit, MemoryIndex
+from palimpsest.text.sentences import words
 from support.work import calls_of
 
 MEMORIES = ["Bob drinks tea.", "Ann trusts Bob. Bob eats figs.", "Ann drinks wine."]

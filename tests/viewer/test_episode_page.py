@@ -14,6 +14,7 @@ import pytest
 from palimpsest.app.agent.recorded_origin import EpisodeRef, locate_episode
 from palimpsest.events import Event, Replayed
 from palimpsest.rollout.trajectory_file import encode_groups
+from palimpsest.text.answers import unboxed
 from palimpsest.types import Grade, Group
 from palimpsest.viewer.screens.episode_screen import blame_view, episode_view
 from palimpsest.viewer.screens.group_screen import Opened
@@ -71,6 +72,8 @@ def test_every_kind_of_agent_has_an_episode_and_a_group(name: str, watched: Watc
     page = watched.go(at(name, 0))
     assert page.locator(".cell").count() == len(GROUPS[KINDS.index(name)].trajectories[0].turns)
     shown(page, 0)
+    answer = unboxed(GROUPS[KINDS.index(name)].trajectories[0].answer)
+    assert page.locator(".fact-answer").inner_text() == answer.strip()
     page.keyboard.press("t")
     page.wait_for_selector(".token")
     page.keyboard.press("b")

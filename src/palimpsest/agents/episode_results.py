@@ -60,7 +60,6 @@ class Episode:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the episode."""
         return self.trajectory.outcome
 
     @property
@@ -81,7 +80,6 @@ class Episode:
         return "\n".join([head, *lines, *(f"  > {_short(answer or '')}" for answer in self.answers)])
 
     def _shown(self) -> list[tuple[int | None, str]]:
-        """Memories with their numbers, shortened; of many, the first and the last."""
         numbered = list(enumerate(self.memories, 1))
         ends = [numbered] if len(numbered) <= _SHOWN else [numbered[: _SHOWN // 2], numbered[-_SHOWN // 2 :]]
         shown: list[list[tuple[int | None, str]]] = [[(number, _short(text)) for number, text in part] for part in ends]
@@ -161,7 +159,6 @@ class Asked:
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome of the episode."""
         return self.trajectory.outcome
 
     @property
@@ -177,11 +174,11 @@ class Asked:
     @property
     def tokens_in(self) -> int:
         """Prompt tokens over all turns."""
-        return sum(len(turn.prompt_ids) for turn in self.trajectory.turns)
+        return self.trajectory.prompt_tokens
 
     @property
     def tokens_sampled(self) -> int:
-        return sum(len(turn.completion.token_ids) for turn in self.trajectory.turns)
+        return self.trajectory.sampled_tokens
 
     def __repr__(self) -> str:
         reply = self.answer if self.answer is not None else f"no answer: {self.failure or self.outcome}"

@@ -104,8 +104,6 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Model to export."""
-
     model: str
     """Its `model.path`."""
     folder: Path
@@ -119,7 +117,6 @@ class _Source:
 
 
 def _source(run: str, step: int | None, warn: Callable[[str], None]) -> _Source:
-    """The verified checkpoint of the run, or the model itself."""
     described = any((Path(run) / name).is_file() for name in ("config.json", ADAPTER_SETTINGS))
     if not (Path(run) / CHECKPOINTS).is_dir() and (run in SHIPPED or described):
         if step is not None:
@@ -214,7 +211,6 @@ def _rewrite(file: Path, settings: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _published(to: Path) -> Iterator[Path]:
-    """A hidden folder that becomes `to` at the end."""
     hidden = files.new_hidden_folder(to)
     try:
         yield hidden

@@ -173,7 +173,6 @@ def suitable_progress(*, quiet: bool = False) -> Progress:
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")

@@ -197,7 +197,6 @@ class CallObjects:
                 raise
 
     def _name(self, kind: str, thing: Any) -> str:
-        """Configuration name of `thing`; an object is stored under it."""
         name = reference(kind, thing)
         if not name.startswith(OBJECT):
             return name

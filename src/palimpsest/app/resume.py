@@ -185,7 +185,6 @@ def _base_config(request: RunRequest) -> RunConfig | None:
 
 
 def _fitting_batch(run: ResolvedRun, objects: CallObjects, note: Callable[[str], None]) -> dict[str, int]:
-    """Changes that limit a step to the problems of the list."""
     train, problems = run.config.train, objects.held.get(DATA)
     if problems is None or len(problems) >= train.batch_size:
         return {}

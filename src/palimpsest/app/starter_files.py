@@ -57,7 +57,6 @@ def write_scaffold(kind: str, name: str, folder: Path) -> list[Path]:
 
 
 def _check_name(kind: str, name: str) -> None:
-    """Raise ConfigError for an invalid or taken module name."""
     plain = name.isidentifier() and name.isascii() and name == name.lower() and not name.startswith("_")
     if not plain or keyword.iskeyword(name):
         raise ConfigError(f"new {kind} {name}: use a name of small letters, digits and _, such as my_{kind}")
@@ -106,7 +105,6 @@ class Setting:
 
     @property
     def changed(self) -> bool:
-        """Whether it differs from the default."""
         return self.value != self.key.default
 
 
@@ -151,7 +149,6 @@ def explained(recipe: str, overrides: Overrides = ()) -> list[Setting]:
 
 
 def _options(config: RunConfig) -> Sequence[Setting]:
-    """Options of the configured policy; those of a class other than a dataclass unchanged."""
     cls, options = policy_class(config.policy.name), config.policy.options
     if not dataclasses.is_dataclass(cls):
         return [Setting(Key(_OPTIONS + name, "value", "", ""), yaml_words(value)) for name, value in options.items()]
@@ -193,7 +190,6 @@ def prompt_file(policy: PolicyConfig) -> str:
 
 
 def _entry(name: str, value: Any, slots: Slots | None) -> str:
-    """A text under a comment on its slots."""
     about = "" if slots is None else f"# {_about(slots)}\n"
     return about + yaml.dump({name: value}, Dumper=Dumper, allow_unicode=True, width=1000)
 

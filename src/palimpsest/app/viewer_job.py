@@ -83,7 +83,6 @@ def places(only: str | None) -> tuple[EpisodeIndex, ...]:
 
 
 def _only_source(library: Library, paths: Sequence[Path]) -> Source:
-    """Source to export: the requested path, or the only source in it."""
     sources = library.sources()
     named = [source for source in sources if source.path in {path.absolute() for path in paths}]
     candidates = named or list(sources)

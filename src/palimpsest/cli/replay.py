@@ -108,9 +108,11 @@ def _changed(played: Replay) -> str:
 
 
 def _line(name: str, end: End) -> str:
+    from palimpsest.text.answers import unboxed
+
     value = f"{end.value:g}" if end.value is not None else f"ungraded ({printable(end.reason or '')})"
     memory = "" if end.memory is None else f"  memory:{_short(end.memory)}"
-    return f"{name}  {value:>4}  {end.outcome}  answer: {_short(end.answer or 'none').strip()}{memory}"
+    return f"{name}  {value:>4}  {end.outcome}  answer: {_short(unboxed(end.answer or 'none')).strip()}{memory}"
 
 
 def _short(text: str) -> str:

@@ -156,7 +156,6 @@ def credit_group(
 def _picks(
     group: Group, counts: Sequence[int], config: CreditConfig, key: tuple[Key, ...]
 ) -> Sequence[tuple[int, int]]:
-    """(trajectory's index, segment) of each row."""
     if config.segments_per_group is None or not group.trajectories:
         return [(index, i) for index, count in enumerate(counts) for i in range(count)]
     places = {trajectory.rollout: index for index, trajectory in enumerate(group.trajectories)}
@@ -267,7 +266,6 @@ def _weights(
 
 
 def _left_out(dropped: list[Group], untrainable: list[Group]) -> dict[str, float]:
-    """Counts of groups without a row."""
     groups = (*dropped, *untrainable)
     tokens = float(sum(map(_sampled, groups)))
     return {
@@ -284,5 +282,4 @@ def _ungraded(group: Group) -> int:
 
 
 def _sampled(group: Group) -> int:
-    """Tokens that the trained model sampled."""
     return sum(len(turn.trained_ids) for trajectory in group.trajectories for turn in trajectory.turns)

@@ -27,7 +27,6 @@ from palimpsest.types import Group, Trajectory
 
 
 def graded_rewards(group: Group) -> list[float]:
-    """Rewards of the graded trajectories."""
     return [grade.value for grade in group.grades if grade.value is not None]
 
 

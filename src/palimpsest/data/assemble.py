@@ -157,7 +157,6 @@ def assemble(
 
 
 def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) -> tuple[str, ...]:
-    """Gold and distractors in a shuffled order."""
     assert record.paragraphs is not None
     chosen = list(record.needed)
     if len(chosen) > documents:

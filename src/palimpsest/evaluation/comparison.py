@@ -208,7 +208,6 @@ class SideBySide:
     """Display names of players, for quickstarts."""
 
     def label(self, cell: Cell) -> str:
-        """Display text of a cell."""
         return labelled(cell, cell.part, self.titles)
 
     def task(self, cell: Cell) -> str:

@@ -171,7 +171,7 @@ class _Records:
 async def _play_all(
     jobs: Iterator[Job], arena: Arena, concurrency: int, finish: OnSample | None
 ) -> dict[SampleKey, Sample]:
-    """Run jobs in `concurrency` workers that share one iterator. Graded episodes are recorded even on an error."""
+    """Run jobs in `concurrency` workers that share one iterator. Records graded episodes even on an error."""
     records, room = _Records(arena, finish), asyncio.Semaphore(2 * concurrency)
 
     async def worker() -> None:
@@ -211,7 +211,6 @@ async def _play_one(entry: Entry, problem: Problem, draw: int, arena: Arena) -> 
 
 
 def _recorded(episode: Ended, arena: Arena) -> Sample:
-    """Write the episode to the record, if there is one, and return its sample."""
     played, texts = (episode.problem, episode.trajectory, episode.grade), GroupTexts(arena.codec)
     if arena.episodes is not None:
         arena.episodes.add(*played, (*arena.key, episode.cell.title))
@@ -257,7 +256,6 @@ class Ended:
 
 
 def _reason(trajectory: Trajectory, grade: Grade) -> str:
-    """Reason for the missing grade, with the error of a failed episode."""
     reason = grade.reason or str(trajectory.outcome)
     error = None if trajectory.outcome.gradable else failure(trajectory)
     return reason if error is None else f"{reason} ({error})"
@@ -278,8 +276,8 @@ def sample_of(episode: Ended, measures: Mapping[str, float], texts: GroupTexts) 
         reason=grade.reason if grade.value is not None else _reason(trajectory, grade),
         length=_length(problem),
         turns=len(trajectory.turns),
-        prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
-        sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
+        prompt_tokens=trajectory.prompt_tokens,
+        sampled_tokens=trajectory.sampled_tokens,
         metrics=dict(grade.breakdown),
         measures=dict(measures),
         events=dict(Counter(event.kind for event in trajectory.events)),
@@ -305,7 +303,6 @@ def _questions(problem: Problem, trajectory: Trajectory, grade: Grade) -> list[d
 
 
 def _length(problem: Problem) -> int | None:
-    """Number of chunks or documents; ignores metadata of other types under these names."""
     counts = (problem.metadata.get(key) for key in ("chunks", "num_docs"))
     return next((count for count in counts if type(count) is int), None)
 
@@ -334,7 +331,6 @@ def refuse_changed_data(folder: Path, entries: Sequence[Entry], finished: Sample
 
 
 def _changes(sample: Sample, problem: Problem, document: str | None) -> list[str]:
-    """Parts of `problem` that differ from the logged `sample`."""
     questions = [(row["question"], row["answers"]) for row in sample.questions] or [(sample.question, sample.answers)]
     was = {"questions": [question for question, _ in questions], "golds": [list(golds) for _, golds in questions]}
     now = {
@@ -345,7 +341,6 @@ def _changes(sample: Sample, problem: Problem, document: str | None) -> list[str
 
 
 def _logged(text: str) -> str:
-    """Text as the log stores it, with lone surrogates replaced."""
     return text.encode("utf-8", "replace").decode()
 
 

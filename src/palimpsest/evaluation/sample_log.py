@@ -274,7 +274,6 @@ _LINE = TypeAdapter(Sample)
 
 
 def _sample(line: bytes) -> Sample | None:
-    """The sample of a line; None if the line is damaged."""
     try:
         values = json.loads(line)
         digest, content = values.pop(CHECKSUM), _json(values)
@@ -284,7 +283,6 @@ def _sample(line: bytes) -> Sample | None:
 
 
 def _recover(file: int) -> tuple[list[Sample], int]:
-    """Truncate a torn last line and read the rest."""
     with open(file, "rb", closefd=False) as stream:  # one `os.pread` returns at most 2 GiB
         data = stream.read()
     complete = data[: data.rfind(b"\n") + 1]
@@ -360,7 +358,6 @@ def read_identity(folder: Path) -> dict[str, Any]:
 
 
 def _identity(folder: Path) -> dict[str, Any] | None:
-    """Identity of the log without its provenance; None if it is unreadable."""
     identity = read_object(folder / IDENTITY)
     return None if identity is None else {key: value for key, value in identity.items() if key != MADE_WITH}
 
@@ -402,7 +399,6 @@ class Logged:
     """Requested episodes that have not ended."""
 
     def notes(self, folder: Path) -> list[Note]:
-        """Notes on the figures."""
         counts = {"lines_unreadable": self.unreadable, "episodes_not_requested": self.not_asked}
         counts["episodes_missing"] = self.missing
         return [Note(code, folder=str(folder), count=count) for code, count in counts.items() if count]
@@ -425,7 +421,6 @@ def read_log(folder: Path) -> Logged:
 
 
 def _read_requested(path: Path) -> dict[tuple[Cell, str], int] | None:
-    """Episodes by cell and problem id; None without a request."""
     try:
         rows = [(row.pop("samples"), row.pop("problems"), row) for row in json.loads(files.read_regular(path))]
         requested = {(Cell(**cell), problem): count for count, problems, cell in rows for problem in problems}

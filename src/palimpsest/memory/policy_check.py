@@ -151,7 +151,6 @@ def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> P
 
 
 def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:
-    """A model that repeats one search, for a policy with a search tool."""
     if not isinstance(policy, ToolAgentPolicy):
         return {}
     call = call_text("search", {"query": "part"}, policy.style(codec))
@@ -160,7 +159,6 @@ def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequen
 
 
 def _long_reply(policy: MemoryPolicy, codec: Codec) -> Callable[[Sequence[int], int], Sequence[int]]:
-    """The reply that shows most of the problem: a short one for a reader, a search for a searcher."""
     return _searching(policy, codec).get("searches without end", _replies(codec)["answers briefly"])
 
 
@@ -239,7 +237,7 @@ async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max
 
 
 async def _document(policy: MemoryPolicy, played: dict[str, ScriptedModel], words: Sequence[str]) -> Finding:
-    """Uses the model that is shown most words, since a policy may end its reading because of a reply."""
+    """Uses the model that sees most words, since a policy may end its reading because of a reply."""
     shown = {name: await _first_shown(policy, played[name], words) for name in _SAYS_NO_WORD}
     most = max(shown.values(), key=lambda calls: sum(call is not None for call in calls.values()))
     for calls in shown.values():
@@ -254,7 +252,7 @@ async def _document(policy: MemoryPolicy, played: dict[str, ScriptedModel], word
 
 
 def _lost(policy: MemoryPolicy, shown: dict[str, int | None], lost: Sequence[str]) -> Finding:
-    """The finding for words that no model is shown: a policy may drop the end of the document on purpose."""
+    """The finding for words that no model sees: a policy may drop the end of the document on purpose."""
     read = len(shown) - len(lost)
     if all(call is not None for call in list(shown.values())[:read]) and read:
         if not policy.reads_to_end:
@@ -275,7 +273,7 @@ _SAYS_NO_WORD = ("answers briefly", "says nothing", "fills its budget")
 
 
 async def _first_shown(policy: MemoryPolicy, model: ScriptedModel, words: Sequence[str]) -> dict[str, int | None]:
-    """The first call whose prompt shows each word, or None; words of the template and of replies are excluded."""
+    """The first call whose prompt shows each word, or None; without words of the template and of replies."""
     bare = ScriptedModel(model.codec, model.reply, model.max_context)
     with suppress(Exception):  # reported by `ends`
         await bare.play(policy, Problem("check-bare", "Which word comes last?", ("none",), "0"))

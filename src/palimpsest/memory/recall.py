@@ -216,7 +216,6 @@ class RecallPolicy(OverwritePolicy):
         return await self.answer(problem, {"recalled": recalled.ids if recalled else nothing, "memory": memory}, model)
 
     def _read_reply(self, completion: Completion, model: Model, before: Sequence[int]) -> RecallReply | None:
-        """The reply's parts, None if it is malformed."""
         lenient = self.malformed == "accept"
         reply = read_recall_reply(completion.token_ids, model.codec, before=before, lenient=lenient)
         if isinstance(reply, Fault):
@@ -229,7 +228,6 @@ class RecallPolicy(OverwritePolicy):
     def _look_back(
         self, reply: RecallReply | None, question: str, history: MemoryHistory, model: Model
     ) -> RecalledMemory | None:
-        """The recalled memory of the next prompt."""
         query = question if self.query == "question" else reply.query if reply else None
         if query is None:
             return None

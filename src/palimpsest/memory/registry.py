@@ -106,7 +106,6 @@ def admit_all(
 
 
 def _shipped(suits: Callable[[type[MemoryPolicy]], bool]) -> str:
-    """Names of the shipped policies that suit."""
     return ", ".join(name for name in KINDS["policy"].shipped if suits(policy_class(name)))
 
 

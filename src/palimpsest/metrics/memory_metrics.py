@@ -73,10 +73,10 @@ def memory_metrics(group: Group, texts: GroupTexts) -> dict[str, float | None]:
     reads = [reading for episode in episodes for reading in episode]
     memories = [[reading.memory_after for reading in episode if reading.changed] for episode in episodes]
     return {
-        "tokens": _mean(float(len(memory.ids)) for episode in memories for memory in episode),
-        "truncated": _mean(float(reading.turn.completion.stop_reason is StopReason.LENGTH) for reading in reads),
-        "overwrite_rate": _mean(changed_share(a.ids, b.ids) for episode in memories for a, b in pairwise(episode)),
-        "evidence_retention": _mean(
+        "tokens": mean(float(len(memory.ids)) for episode in memories for memory in episode),
+        "truncated": mean(float(reading.turn.completion.stop_reason is StopReason.LENGTH) for reading in reads),
+        "overwrite_rate": mean(changed_share(a.ids, b.ids) for episode in memories for a, b in pairwise(episode)),
+        "evidence_retention": mean(
             evidence_retention(group.problem, episode[-1].text) for episode in memories if episode
         ),
         "copy_fidelity": copy_fidelity(reads),
@@ -89,9 +89,9 @@ def _reply_metrics(problem: Problem, reads: Sequence[ReadingTurn]) -> dict[str, 
     looking = [reading for reading in reads if reading.asks]
     shares = [evidence_retention(problem, reading.recall_result) for reading in looking if reading.query is not None]
     return {
-        "recall_rate": _mean(float(reading.query is not None) for reading in looking),
-        "recall_hit_rate": _mean(None if share is None else float(share > 0) for share in shares),
-        "malformed_rate": _mean(float(reading.malformed is not None) for reading in reads if reading.in_tags),
+        "recall_rate": mean(float(reading.query is not None) for reading in looking),
+        "recall_hit_rate": mean(None if share is None else float(share > 0) for share in shares),
+        "malformed_rate": mean(float(reading.malformed is not None) for reading in reads if reading.in_tags),
     }
 
 
@@ -171,7 +171,7 @@ def evidence_retention(problem: Problem, memory: str) -> float | None:
     if all(len(sentences(text)) == 1 for text in evidence):
         return retained_share(evidence, memory)
     text = flat(memory)
-    return _mean(_holds_gold(question, text) for question in problem.by_question)
+    return mean(_holds_gold(question, text) for question in problem.by_question)
 
 
 def _holds_gold(problem: Problem, flat_memory: str) -> float | None:
@@ -210,6 +210,6 @@ def _evidence(problem: Problem) -> list[str]:
     return [str(text) for text in problem.metadata.get("evidence", ())]
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return fmean(present) if present else None

@@ -304,7 +304,6 @@ def _after(
     before: Text,
     texts: GroupTexts,
 ) -> tuple[Text, bool]:
-    """(Memory after a turn, whether the turn wrote it)."""
     if written is not None:
         return texts.decoded(written.text, written.token_ids), written.changed
     if _last(events, EmptyMemoryKept):
@@ -384,7 +383,6 @@ def _better(run: _Run, than: _Run | None, source: Span | None) -> bool:
 
 
 def _came(sentence: str, readings: Sequence[ReadingTurn]) -> int | None:
-    """Index of the reading that added a sentence of the last memory for good."""
     flat = " ".join(sentence.casefold().split())
     for index in range(len(readings) - 1, -1, -1):
         if readings[index].changed and flat not in readings[index].memory_before.flat:

@@ -60,7 +60,6 @@ def read_manifest(file: Path) -> dict[str, Any]:
 
 
 def _are_files(entries: Any) -> bool:
-    """True if `entries` maps relative paths inside the folder to size and SHA-256."""
     return isinstance(entries, dict) and all(
         isinstance(entry, dict)
         and type(entry.get("size")) is int
@@ -136,6 +135,5 @@ def verify_folder(folder: Path) -> None:
 
 
 def _stamp(folder: Path, entries: Mapping[str, Any]) -> _Stamp:
-    """Size and modification time of every existing file."""
     stats = {name: (folder / name).stat() for name in sorted(entries) if (folder / name).is_file()}
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())

@@ -290,7 +290,6 @@ def check_used(name: str, unused: Iterable[str]) -> None:
 
 
 def count(shapes: Shapes | Sequence[tuple[int, ...]]) -> int:
-    """Total number of parameters."""
     return sum(math.prod(shape) for shape in (shapes.values() if isinstance(shapes, Mapping) else shapes))
 
 

@@ -74,7 +74,6 @@ class Estimate:
 
     @property
     def dominated_by(self) -> str:
-        """The phase that most of a step waits for."""
         return max(self.waited, key=self.waited.__getitem__)
 
 
@@ -104,7 +103,6 @@ class Processes:
 
     @property
     def devices(self) -> int:
-        """GPUs in use."""
         return self.ranks + (0 if self.alone or self.shared else self.samplers * self.parallel)
 
 
@@ -112,7 +110,6 @@ class Processes:
 
 
 def estimate(config: RunConfig, shape: ModelShape, load: Workload, hardware: Hardware) -> Estimate:
-    """Cost of a training step of `config`."""
     at = Processes.of(config, "policy", hardware)
     logprobs, learning = _learner_s(config, shape, load, hardware, at)
     seconds = {
@@ -131,7 +128,6 @@ def operations(shape: ModelShape, attended: float) -> float:
 
 
 def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: Hardware, at: Processes) -> float:
-    """Prompts, then replies, of all samplers."""
     device, served, weights = hardware.device, is_served(config, "policy"), 2 * shape.parameters
     engine: Any = config.engine
     width = at.share * at.parallel * math.pow(TENSOR_PARALLEL, math.log2(at.parallel))
@@ -170,7 +166,6 @@ def _learner_s(
 
 
 def _publication_s(config: RunConfig, shape: ModelShape, hardware: Hardware) -> float:
-    """New weights from rank 0 to samplers in other processes."""
     size, others = 2 * shape.parameters, hardware.machines - 1 if by_ray(config, "policy") else 0
     switch = SWITCH_S * (1 + takes_turns(config)) if is_served(config, "policy") else RANK_S
     waves = others.bit_length()  # of machines that get them; rank 0's sends about one copy per wave

@@ -97,12 +97,8 @@ def _candidates(job: LayoutTask) -> Iterator[Keys]:
         if not placed:
             yield {**ranks, **turns, **width, "cluster.learners": total, "sampler.servers": total // size}
         for serving in range(size, total if not placed else min(total, count + 1), size):
-            layout: dict[str, Any] = {
-                **ranks,
-                **width,
-                "cluster.learners": total - serving,
-                "sampler.servers": serving // size,
-            }
+            layout: dict[str, Any] = {**ranks, **width, "cluster.learners": total - serving}
+            layout["sampler.servers"] = serving // size
             if placed:  # otherwise Ray assigns them
                 layout["sampler.devices"] = list(range(count - serving, count))
             if not serving % whole:
@@ -120,11 +116,11 @@ def overlapping(config: RunConfig) -> Keys | None:
 
 def basics(job: LayoutTask) -> Keys:
     """Keys that suit every layout on GPUs, unless the recipe or the user sets them."""
-    config, keys = job.config, dict[str, Any]()
-    if config.model.dtype == "float32" and "dtype" not in config.model.model_fields_set:
-        keys["model.dtype"] = "bfloat16"
-    if "layout" in options_of(policy_class(config.policy.name)) and "layout" not in config.policy.options:
-        keys["policy.options.layout"] = "section_first"
+    model, policy = job.config.model, job.config.policy
+    rounded = model.dtype == "float32" and "dtype" not in model.model_fields_set
+    ordered = "layout" in options_of(policy_class(policy.name)) and "layout" not in policy.options
+    keys = {"model.dtype": "bfloat16"} if rounded else {}
+    keys |= {"policy.options.layout": "section_first"} if ordered else {}
     return {key: value for key, value in keys.items() if key not in job.given}
 
 
@@ -180,8 +176,7 @@ def nearest(job: LayoutTask) -> list[str]:
     found = list[str]()
     for key, value in ((ADAPTER, 16), ("cluster.cpu_offload", True)):
         changed = replace(job, config=with_keys(job.config, {key: value}), given={**job.given, key: value})
-        fits = key not in job.given and fitting(changed)
-        if fits and (key == ADAPTER or "cluster.learners" in fits[0][0]):
+        if key not in job.given and (fits := fitting(changed)) and (key == ADAPTER or "cluster.learners" in fits[0][0]):
             found.append(f"{key}={str(value).lower()}")
     for total in (1, 2, 4, 8, 16, 32, 64):
         larger = Hardware(job.hardware.device, min(8, total), max(1, total // 8))
@@ -192,19 +187,27 @@ def nearest(job: LayoutTask) -> list[str]:
 
 def advice(job: LayoutTask, step_s: float) -> list[dict[str, Any]]:
     """Changes of method or memory that save at least a twentieth of `step_s`, with the seconds of a step after each."""
-    loss, changes = job.config.loss, list[tuple[str, Any, str]]()
-    if job.config.policy.options.get("layout") == "memory_first":
-        changes.append(("policy.options.layout", "section_first", "rollouts of a group share every section"))
-    if loss.kl_loss_coef > 0:
-        changes.append(("loss.kl_loss_coef", 0, "no pass of the reference"))
-    if loss.old_logprobs == "recompute" and job.config.train.num_minibatches > 1:
-        changes.append(("loss.old_logprobs", "sampler", "no pass that recomputes log-probabilities"))
-    rarer = ("model.gradient_checkpointing", "every_second", "there is room for half of the layers' activations")
-    if job.config.model.gradient_checkpointing is True and excess(job.estimate(dict([rarer[:2]])).memory_gb) <= 0:
-        changes.append(rarer)
-    costs = [(change, job.estimate({change[0]: change[1]}).step_s) for change in changes if change[0] not in job.given]
-    return [
-        {"key": key, "value": value, "reason": reason, "seconds_per_step": round(seconds, 1)}
-        for (key, value, reason), seconds in costs
-        if seconds < 0.95 * step_s
-    ]
+    loss, found = job.config.loss, list[dict[str, Any]]()
+    ordered, checkpointed = job.config.policy.options.get("layout"), job.config.model.gradient_checkpointing is True
+    recomputed = loss.old_logprobs == "recompute" and job.config.train.num_minibatches > 1
+    for suits, key, value, reason in (
+        (
+            ordered == "memory_first",
+            "policy.options.layout",
+            "section_first",
+            "rollouts of a group share every section",
+        ),
+        (loss.kl_loss_coef > 0, "loss.kl_loss_coef", 0, "no pass of the reference"),
+        (recomputed, "loss.old_logprobs", "sampler", "no pass that recomputes log-probabilities"),
+        (
+            checkpointed,
+            "model.gradient_checkpointing",
+            "every_second",
+            "there is room for half of the layers' activations",
+        ),
+    ):
+        if not suits or key in job.given or (cost := job.estimate({key: value})).step_s >= 0.95 * step_s:
+            continue
+        if value != "every_second" or excess(cost.memory_gb) <= 0:
+            found.append({"key": key, "value": value, "reason": reason, "seconds_per_step": round(cost.step_s, 1)})
+    return found

@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from palimpsest.types import Grade, Group
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.memory_diff import Dropped, WordOrigin
 from palimpsest.viewer.analysis.token_words import Spelling, SpeltTexts
-from palimpsest.viewer.export.inline_page import page_files
 
 REPORT = "report.html"
 
@@ -66,7 +66,7 @@ def page(template: str, **values: Any) -> str:
 
 def colours() -> Markup:
     """Light and dark colours of the viewer as CSS variables."""
-    style = page_files()["page.css"].decode("utf-8")
+    style = (files("palimpsest.viewer") / "page" / "page.css").read_text("utf-8")
     return Markup(style[style.index(":root {") : style.index("* { box-sizing")])
 
 
@@ -208,5 +208,4 @@ def _pieces(story: Story, number: int) -> Iterator[ToldPart]:
 
 
 def view_command(folder: Path) -> str:
-    """Command that shows all episodes."""
     return f"palimpsest view {visible(str(folder))}"

@@ -145,7 +145,6 @@ def _write(
     on_progress: Progress | None,
     vectors: Path | None,
 ) -> None:
-    """Write every file of the index except its manifest."""
     for _ in written(passages, folder):
         pass
     read = PassageStore(folder)

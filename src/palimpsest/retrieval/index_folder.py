@@ -92,7 +92,6 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_name(name: str) -> bool:
-    """True for the name of a file directly in the folder."""
     return name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
@@ -102,7 +101,6 @@ def _matches(folder: Path, kind: str, made_of: Mapping[str, Any] | None) -> bool
 
 
 def _publish(building: Path, folder: Path, about: dict[str, Any]) -> None:
-    """Write the manifest of the finished `building` and rename it to `folder`, replacing an older index."""
     digests = {path.name: sha256(path) for path in sorted(building.iterdir())}
     files.write_plain(building / MANIFEST, orjson.dumps(about | {"files": digests}, option=orjson.OPT_INDENT_2))
     files.publish_folder(building, folder)

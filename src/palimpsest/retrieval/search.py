@@ -25,7 +25,6 @@ build.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from palimpsest.data.formats.corpus import read_corpus, searched_text
 from palimpsest.errors import DataError
 from palimpsest.retrieval import index_folder
 from palimpsest.retrieval.index_folder import PassageStore, top, written
+from palimpsest.text.sentences import words
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,6 @@ class Coalescer(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Number of callers waiting for a call."""
         return len(self._waiting)
 
     async def ask(self, queries: Sequence[str], topk: int) -> list[T]:
@@ -156,7 +155,6 @@ class Coalescer(Generic[T]):
             self._running.discard(task)
 
     def _next(self) -> list[_Ask[T]]:
-        """The callers of the next call: the longest waiting with the same topk."""
         asks: list[_Ask[T]] = []
         count = 0
         while self._waiting:
@@ -203,16 +201,6 @@ def _fail(ask: _Ask[T], error: Exception) -> None:
 
 KIND = "bm25/1"
 """Kind and version in the manifest; others need a new build."""
-
-_WORD = re.compile(r"\w+")
-
-
-def words(text: str) -> list[str]:
-    """
-    >>> words("Polish-Russian War (Film)")
-    ['polish', 'russian', 'war', 'film']
-    """
-    return _WORD.findall(text.casefold())
 
 
 def indexed(texts: Iterable[str]) -> bm25s.BM25:
@@ -273,7 +261,6 @@ class Bm25Index:
 
 
 def _write(passages: Iterable[dict[str, Any]], folder: Path, source: Path) -> None:
-    """Write every file of the index except its manifest."""
     scores = indexed(searched_text(passage) for passage in written(passages, folder))
     if not scores.vocab_dict:
         raise DataError(f"{source}: no passage has a word to search")

@@ -77,7 +77,6 @@ class Caller:
             raise OutOfTime(f"did not return within {self._timeout_s:g} s") from None
 
     async def close(self) -> None:
-        """Release the thread, and close the object's resources."""
         if self._thread is not None:
             self._thread.close()
             self._thread = None
@@ -85,7 +84,6 @@ class Caller:
 
 
 async def close(owner: object) -> None:
-    """Close the resources of an object, if any."""
     closing_call = getattr(owner, "close", None)
     if closing_call is not None:
         result = closing_call()
@@ -108,7 +106,7 @@ class _Request:
 
 
 class _Thread:
-    """One daemon thread at a time for the calls; a thread stuck in a call is abandoned."""
+    """One daemon thread at a time for the calls; abandons a thread stuck in a call."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_Request | None] = SimpleQueue()
@@ -116,7 +114,6 @@ class _Thread:
         self._current = self._start()
 
     def ask(self, work: Callable[[], Any]) -> _Request:
-        """Queue `work`."""
         request = _Request(work)
         self._queue.put(request)
         return request
@@ -128,7 +125,6 @@ class _Thread:
                 self._current = self._start()
 
     def close(self) -> None:
-        """End the thread after its current call; drop queued calls."""
         while not self._queue.empty():
             if (waiting := self._queue.get()) is not None:
                 waiting.started.cancel()

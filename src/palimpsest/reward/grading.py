@@ -145,7 +145,6 @@ async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Gr
 
 
 async def closing(grader: Grades, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, then close the grader."""
     return await closed_after(work, lambda: close(grader), "the grader")
 
 

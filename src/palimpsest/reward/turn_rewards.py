@@ -89,7 +89,6 @@ class TurnReward:
     """Recall over the turn's visible texts; 0.5 for turns without reading, so that they weigh 1."""
 
     def total(self, config: StateRewardConfig) -> float:
-        """The weighted sum."""
         return self.update * config.update + self.callback * config.callback + self.format * config.format
 
 

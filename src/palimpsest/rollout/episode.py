@@ -340,7 +340,6 @@ async def _ending(
 
 
 def _ended(answered: Any, problem: Problem) -> Answered:
-    """`answered`, or TypeError if a custom policy returned something else."""
     if not isinstance(answered, Answered):
         raise TypeError(f"run() must return Answered, returned {type(answered).__name__}")
     if not isinstance(answered.text, str | None):

@@ -99,7 +99,6 @@ class Player:
         return [groups[index] for index in range(len(problems))]
 
     def _prepare(self, problems: Sequence[Problem]) -> list[Preparations]:
-        """For each problem, the results of the policy's and the variant's `prepare`."""
         policies = [self.policy, *([self.variant.policy] if self.variant else ())]
         return [tuple(_attempt(policy, problem, self.codec) for policy in policies) for problem in problems]
 
@@ -158,7 +157,6 @@ def _attempt(policy: MemoryPolicy, problem: Problem, codec: Codec) -> Callable[[
 
 
 def _occurrences(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
-    """Each problem with the number of earlier problems of the same id."""
     counts: Counter[str] = Counter()
     result = []
     for problem in problems:

@@ -61,13 +61,11 @@ def surviving(turns: Sequence[Turn], prompt: Tokens) -> list[Kept]:
 
 
 def _common_end(prompts: Sequence[Tokens]) -> Tokens:
-    """The longest common suffix."""
     columns = zip(*(reversed(prompt) for prompt in prompts), strict=False)
     return tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))[::-1]
 
 
 def _spoken(prompt: Tokens, header: Tokens) -> Iterator[tuple[int, int]]:
-    """Start and end of the text after each header."""
     size = len(header)
     if not size:
         return
@@ -159,7 +157,6 @@ def _runs(turns: Sequence[Turn]) -> list[list[tuple[int, Turn]]]:
 
 
 def _extends(prompt_ids: Tokens, previous: Turn) -> bool:
-    """Whether `prompt_ids` [P] starts with the previous prompt and its completion."""
     size, sampled = len(previous.prompt_ids), len(previous.completion.token_ids)
     return (
         prompt_ids[:size] == previous.prompt_ids and prompt_ids[size : size + sampled] == previous.completion.token_ids
@@ -214,7 +211,6 @@ class _PrefixTree:
 
 
 def _split(node: _Edge, child: _Edge, depth: int) -> _Edge:
-    """Cut the edge from `node` to `child` at `depth`; returns the upper half."""
     upper = _Edge(child.tokens, child.owner, child.start, depth, {child.tokens[depth]: child})
     node.children[child.tokens[child.start]] = upper
     child.start = depth

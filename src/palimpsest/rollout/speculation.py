@@ -80,7 +80,6 @@ class Speculation:
 
     @contextmanager
     def episode(self) -> Iterator[None]:
-        """Count a running episode."""
         self.episodes += 1
         try:
             yield
@@ -89,7 +88,6 @@ class Speculation:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count a request in flight."""
         self.in_flight += 1
         try:
             yield
@@ -162,7 +160,6 @@ class Guesses:
         self.shared.tokens += len(call.prompt) + len(completion.token_ids)
 
     def discard(self) -> None:
-        """Cancel all guesses."""
         for guess in self._pending.values():
             self.shared.discarded += len(guess.call.prompt) + _sampled(guess.task)
             guess.task.cancel()

@@ -258,7 +258,6 @@ def _problem_from_json(data: Mapping[str, Any]) -> Problem:
 
 
 def group_lines(group: Group, tokenizer: str | None = None) -> bytes:
-    """The JSON lines of a group, one per episode."""
     return b"".join(_dump(line) + b"\n" for line in _lines(group, tokenizer))
 
 
@@ -279,7 +278,7 @@ def _dump(line: Mapping[str, Any]) -> bytes:
 
 
 def _storable_turn(turn: Mapping[str, Any], as_text: list[str], at: int) -> dict[str, Any]:
-    """`turn` in storable form; its many tokens are skipped, since the recorder has checked them."""
+    """`turn` in storable form, without a check of its many tokens: the recorder has checked them."""
     tokens = {name: turn[name] for name in ("prompt_ids", "token_ids", "logprobs")}
     return {**storable({**turn, **dict.fromkeys(tokens)}, as_text, ("turns", str(at))), **tokens}
 
@@ -476,7 +475,6 @@ def _count(turns: Sequence[Any], name: str) -> int:
 
 
 def _reason(value: object, reason: object) -> str | None:
-    """Why an episode is ungraded; for an invalid grade, its value."""
     if value is not None and not isinstance(value, int | float):
         return f"the recorded grade is not a number: {value!r:.60}"
     return None if reason is None else str(reason)

@@ -126,7 +126,6 @@ class Driver:
             self.loggers.close()
 
     async def _resume(self) -> tuple[int, Path | None]:
-        """Restore learner, job and folder from the newest good checkpoint."""
         checkpoint = self.folder.checkpoints.latest()
         step = checkpoint.step if checkpoint else 0
         if checkpoint is not None:
@@ -160,7 +159,6 @@ class Driver:
         await self._finish(step, report.metrics, report.timings)
 
     async def _finish(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
-        """Evaluate if due, log the step, and save the best weights."""
         measured: Mapping[str, float] = {}
         if self.evaluate is not None and (step == 0 or self._due(self.config.eval_steps, step)):
             measured = {f"eval/{name}": value for name, value in (await self.evaluate(step)).items()}
@@ -206,7 +204,6 @@ class Driver:
         return saved.path
 
     async def _write(self, folder: Path) -> Mapping[str, str]:
-        """Write the files of a checkpoint: the learner's and the job's."""
         written = dict(await self.learner.save(folder))
         for name, content in self.job.files().items():
             path = folder / name

@@ -84,7 +84,6 @@ def _claim(descriptor: int, folder: Path) -> None:
 
 
 def _holder(text: bytes) -> dict[str, object]:
-    """Holder named in the lock file; empty if unreadable."""
     try:
         data = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -109,7 +108,6 @@ CONFIG = "config.yaml"
 
 
 def is_run(folder: Path) -> bool:
-    """True if a run started in `folder`."""
     return (folder / CONFIG).is_file() and ((folder / EVENTS).exists() or (folder / NAME).exists())
 
 

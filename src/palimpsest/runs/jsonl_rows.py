@@ -118,7 +118,6 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def _checked(row: dict[str, Any] | None, sealed: bool) -> dict[str, Any] | None:
-    """The row without its checksum; None if that is wrong, or missing although `sealed`."""
     if row is None or not sealed:
         return row
     digest = row.pop(CHECKSUM, None)

@@ -109,7 +109,6 @@ def identity(config: RunConfig) -> str:
 
 
 def _verdict(key: str, values: tuple[Any, Any] | None = None, steps_matter: bool = False) -> Verdict:
-    """Verdict on a change of `key`; `values`: before and after."""
     if key == "train.max_steps" and steps_matter:
         return "warned"
     if values and _meant(key, values[0]) == _meant(key, values[1]):
@@ -222,7 +221,6 @@ class Imitated:
     """Skip conversations that exceed the context."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON for the run folder."""
         return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self).items()}
 
     @classmethod

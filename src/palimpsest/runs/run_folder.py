@@ -180,7 +180,6 @@ def _record_of(folder: Path, step: int) -> Path:
 
 
 def _holds(path: Path) -> bool:
-    """True if a file or folder of a run is not empty."""
     return any(path.iterdir()) if path.is_dir() else path.exists() and path.stat().st_size > 0
 
 
@@ -252,7 +251,6 @@ def _opened(
 
 
 def _compare_made_with(folder: RunFolder) -> None:
-    """Record the provenance of a resume, and warn of other versions or another machine."""
     was, now = made_with(folder.path), provenance(folder.config)
     folder.event(CONTINUED, **{MADE_WITH: now})
     if text := differences(was, now):

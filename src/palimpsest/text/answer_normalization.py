@@ -122,7 +122,7 @@ class _Group:
 
 
 class _Groups:
-    """TeX's groups, opened and closed from left to right; every character is processed a bounded number of times."""
+    """TeX's groups, opened and closed from left to right, in time linear in the text."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -161,7 +161,7 @@ class _Groups:
 
 
 def _opened(text: str) -> str:
-    """`text` without TeX's groups: wrappers are removed, an argument longer than an atom gets brackets."""
+    """`text` without TeX's groups and wrappers; an argument longer than an atom gets brackets."""
     groups = _Groups()
     for match in _PIECES.finditer(text):
         kind = match.lastgroup

@@ -229,7 +229,6 @@ def _closing(codec: Codec, end: Tokens) -> frozenset[int]:
 
 
 def _tools_shown(codec: Codec, text: str, messages: Sequence[Message], tools: Sequence[Any]) -> bool:
-    """True if `text`, rendered with tools, names each of them more often than the messages do."""
     without = _rendered(codec, messages, speak=False) or ""
     names = [tool["function"]["name"] for tool in tools]
     return all(text.count(name) > without.count(name) for name in names)
@@ -240,7 +239,6 @@ def _result(name: str) -> Message:
 
 
 def _generation(codec: Codec) -> Tokens:
-    """Tokens between a user message and the model's turn."""
     silent, speaking = (_rendered(codec, [_USER], speak=speak) for speak in (False, True))
     if silent is None or speaking is None or not speaking.startswith(silent):
         raise ModelError(
@@ -250,7 +248,6 @@ def _generation(codec: Codec) -> Tokens:
 
 
 def _ending(codec: Codec, text: str, *, plain: bool) -> tuple[Tokens, Tokens]:
-    """The text between a reply and its first result, split into the end of the reply and the rest."""
     ids = _encoded(codec, text)
     at = next((index for index, i in enumerate(ids) if i in codec.stop_ids), None)
     if at is None:
@@ -259,7 +256,6 @@ def _ending(codec: Codec, text: str, *, plain: bool) -> tuple[Tokens, Tokens]:
 
 
 def _texts_around(codec: Codec, messages: Sequence[Message], names: Sequence[str]) -> list[str] | None:
-    """The text around the marks `names`, None if the template rejects these messages or shows others."""
     text = _rendered(codec, messages, speak=True)
     if text is None:
         return None
@@ -273,7 +269,6 @@ def _texts_around(codec: Codec, messages: Sequence[Message], names: Sequence[str
 
 
 def _rendered(codec: Codec, messages: Sequence[Message], *, speak: bool, tools: list[Any] | None = None) -> str | None:
-    """The conversation as the template renders it, None if it rejects it."""
     try:
         return codec.render(messages, tools=tools, add_generation_prompt=speak)
     except Refusal:

@@ -272,7 +272,6 @@ class Codec:
 
     @cached_property
     def _added(self) -> re.Pattern[str] | None:
-        """Added tokens, the longest first; None if some match by other rules."""
         added = self.tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
         if any(token.single_word or token.normalized for token in added):
             return None
@@ -294,7 +293,6 @@ class Codec:
         return tuple(filterfalse(self.control_ids.__contains__, ids))
 
     def _ids(self, text: str) -> list[int]:
-        """Ids of data text."""
         return _ids(self._data, text)
 
     def _encode_by_halves(self, text: str) -> list[int]:

@@ -208,11 +208,9 @@ class Cutter:
 
     @property
     def text(self) -> str:
-        """Decoded `ids`."""
         return self.edges.text
 
     def cut(self, start: int, end: int) -> list[int]:
-        """The ids of characters [start, end)."""
         places, counts = self.edges.places, self.edges.counts
         first, last = self.edges.last_until(start), self.edges.last_until(end)
         head: list[int] = []
@@ -243,7 +241,6 @@ def thoughtful(ids: Sequence[int], codec: Codec, before: Sequence[int] = ()) -> 
 
 @cached_on_codec
 def _opening(codec: Codec, before: tuple[int, ...]) -> tuple[int, ...]:
-    """The tag at the end of a prompt's text that opens thinking, if any."""
     opened = left_open(codec.decode(before)) if before else ""
     return tuple(codec.encode_trusted(opened)) if opened else ()
 

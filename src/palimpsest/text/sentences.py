@@ -27,7 +27,7 @@ _UNIT_END = {
 _MARKS = " \t\r-*•"
 _FIRST_MARKS = re.compile(r"(?:[\s*•]|-(?!\d))+")
 """List marks, not the sign of a number."""
-_DIGIT = re.compile(r"\d")
+_WORD, _DIGIT = re.compile(r"\w+"), re.compile(r"\d")
 _BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f"
 """ASCII white space except the space."""
 
@@ -41,8 +41,16 @@ def sentences(text: str) -> list[str]:
     return [piece for part in _SENTENCE_END.split(text) if (piece := _unmarked(part))]
 
 
+def words(text: str) -> list[str]:
+    """Words of a text, in order, without case and punctuation.
+
+    >>> words("Polish-Russian War (Film). BOB's")
+    ['polish', 'russian', 'war', 'film', 'bob', 's']
+    """
+    return _WORD.findall(text.casefold())
+
+
 def _unmarked(piece: str) -> str:
-    """`piece` without white space and list marks around it."""
     start = _FIRST_MARKS.match(piece)
     return piece[start.end() if start else 0 :].rstrip(_MARKS + _BLANKS)
 

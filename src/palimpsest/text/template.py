@@ -79,7 +79,6 @@ def user_turn(codec: Codec, message: str, slots: tuple[str, ...], system: str = 
 
 
 def mark(name: str) -> str:
-    """The mark of a slot during rendering."""
     return _MARK % name
 
 

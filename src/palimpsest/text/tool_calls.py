@@ -171,7 +171,6 @@ class _CallReader:
         self.add(Malformed(reason, start, end))
 
     def add_value(self, value: Any, start: int, end: int, keys: tuple[str, ...] = ("arguments",)) -> None:
-        """Add a whole call in JSON, with its arguments under one of `keys`."""
         try:
             name, arguments = _name_and_arguments(value, keys)
         except Unreadable as fault:
@@ -197,7 +196,7 @@ class _CallReader:
 
 
 def _name_and_arguments(value: Any, argument_keys: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a call in JSON; `id` and `type` are ignored."""
+    """Name and arguments of a call in JSON; ignores `id` and `type`."""
     present = [key for key in argument_keys if key in value]
     if "name" not in value or not present:
         lacking = argument_keys[0] if "name" in value else "name"
@@ -255,7 +254,6 @@ def _find_tagged(reader: _CallReader, start: int, read: Callable[..., None]) -> 
 
 
 def _read_json(reader: _CallReader, outer: int, inner: int, closing: re.Match[str]) -> None:
-    """One call in JSON between its tags."""
     value, end = reader.value(_skip(reader.text, inner), closing.start())
     rest = _skip(reader.text, end)
     if rest < closing.start():
@@ -313,7 +311,6 @@ _NAMED = re.compile(r"([\w.\-]++)\s*+(?:\[CALL_ID\]\w*+\s*+)?+(?:\[ARGS\]\s*+)?+
 
 
 def _find_marked(reader: _CallReader, start: int, marker: str, read: Callable[..., int]) -> None:
-    """Calls after markers: `read` reads those at a position after a marker and returns their end."""
     while (at := reader.text.find(marker, start)) >= 0:
         try:
             start = read(reader, at, _skip(reader.text, at + len(marker)))
@@ -342,7 +339,6 @@ def _read_named(
     notation: re.Pattern[str] | None = None,
     end: str = "",
 ) -> int:
-    """One call with the name before its arguments."""
     if (named := head.match(reader.text, at)) is None:
         raise Unreadable(f"expected a name and its arguments, found {shown(reader.text[at:])}")
     arguments, at = reader.value(named.end(), notation=notation)
@@ -412,7 +408,6 @@ def _json_call(name: str, arguments: Mapping[str, Any], key: str = "arguments") 
 
 
 def _in_tags(call: str, argument: str, name: str, arguments: Mapping[str, Any]) -> str:
-    """A call whose arguments are in tags; `call` and `argument` are formats."""
     values = ((key, value if isinstance(value, str) else _json(value)) for key, value in arguments.items())
     return call.format(name, "".join(argument.format(*pair) for pair in values))
 

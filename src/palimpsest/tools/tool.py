@@ -183,7 +183,6 @@ class SearchTool(Tool):
         return self._index or await self._client()
 
     def _world(self, problem: Problem) -> PassageIndex:
-        """The index of the problem's passages or document, from a cache of the latest."""
         searched = problem.context if self.source == DOCUMENT else problem.metadata.get("passages")
         if not searched:
             raise ToolError("there are no passages to search")
@@ -231,7 +230,6 @@ def _spec(topk: int) -> ToolSpec:
 
 
 def _connector(source: str, token_env: str | None, attempts: int, timeout_s: float) -> Callable[[], RemoteSearch]:
-    """Factory of clients for a server, with checked address and token. Raises ConfigError."""
     from palimpsest.http_services import check_address, token_from  # aiohttp is slow to import, servers are rare
     from palimpsest.retrieval.search_client import RemoteSearch
 

@@ -31,7 +31,7 @@ from palimpsest.runs.checkpoint import step_name
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import RunFolder
-from palimpsest.training.step_metrics import Metrics, group_metrics, rates, sampled_tokens
+from palimpsest.training.step_metrics import Metrics, group_metrics, rates
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Collector:
             self.folder.event("user_code_failed", step=step, where=where, traceback=text)
         _refuse_ungraded(step, groups, self._advice(groups))
         seconds = time.perf_counter() - start
-        sampled = sum(sampled_tokens(trajectory) for group in groups for trajectory in group.trajectories)
+        sampled = sum(episode.sampled_tokens for group in groups for episode in group.trajectories)
         speculation = self.player.speculation
         timings = {"rollout_s": seconds, "rollout_tokens_per_s": sampled / seconds}
         timings |= speculation.take_metrics() if speculation else {}
@@ -116,7 +116,6 @@ class Collector:
         )
 
     async def _groups(self, step: int, size: int | None) -> list[Group]:
-        """Groups of a step: the first round and the replacements of silent groups."""
         wanted = self.config.train.batch_size
         played = await self._play(step, wanted, 0, size)
         credit = self.config.credit
@@ -152,7 +151,6 @@ class Collector:
         )
 
     def _advice(self, groups: Sequence[Group]) -> str:
-        """Advice after errors of a custom policy or reward; empty without one."""
         failed = any(isinstance(event.what, PolicyFailed) for g in groups for t in g.trajectories for event in t.events)
         name = self.config.policy.name if failed else self.config.reward.name
         if name in KINDS["policy" if failed else "reward"].shipped:
@@ -182,7 +180,6 @@ def _any_graded(groups: Sequence[Group]) -> bool:
 
 
 def _why_silent(groups: Sequence[Group]) -> str:
-    """Reason why no group has a signal, if some episodes have a grade."""
     same = "each group has equal rewards, so the step learns nothing"
     if ungraded := why_ungraded(groups):
         episodes = sum(len(group.grades) for group in groups)
@@ -191,7 +188,6 @@ def _why_silent(groups: Sequence[Group]) -> str:
 
 
 def _refuse_ungraded(step: int, groups: Sequence[Group], advice: str) -> None:
-    """Raise RunError, with the most frequent reason and `advice`, if nothing was graded."""
     if _any_graded(groups):
         return
     reason = why_ungraded(groups) or "0 of 0: the source returned no problems"
@@ -206,7 +202,6 @@ def why_ungraded(groups: Sequence[Group]) -> str:
 
 
 def _why(groups: Sequence[Group]) -> str:
-    """First error that episodes recorded, as part of a message."""
     failures = (failure(trajectory) for group in groups for trajectory in group.trajectories)
     first = next((text for text in failures if text is not None), None)
     return "" if first is None else f" ({first})"

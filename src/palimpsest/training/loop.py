@@ -173,7 +173,6 @@ class Trainer:
         return await self._collector.collect(step, self.curriculum.stage if self.curriculum else None)
 
     async def _publish(self) -> float:
-        """Publish the weights; returns the seconds."""
         start = time.perf_counter()
         await self.learner.publish()
         return time.perf_counter() - start
@@ -221,7 +220,6 @@ class Trainer:
             self._warn_once("episodes_ungraded", step=batch.step, **counts)
 
     def _warn_once(self, key: str, **values: Any) -> None:
-        """Warn with a note the first time in this process."""
         if key not in self._warned:
             self._warned.add(key)
             self.folder.warn(Note(key, **values))

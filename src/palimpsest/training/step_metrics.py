@@ -42,7 +42,7 @@ from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import build_rule, has_signal
 from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
 from palimpsest.events import DocumentTruncated, Pruned, PruneRefused, ToolCalled, ToolFailed, of_type
-from palimpsest.metrics.memory_metrics import memory_metrics
+from palimpsest.metrics.memory_metrics import mean, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.rollout.segments import segments_of
 from palimpsest.rollout.variant import is_variant
@@ -84,8 +84,8 @@ def tool_measures(trajectory: Trajectory) -> dict[str, float]:
         **{f"tool_errors_{kind}": float(errors[kind]) for kind in KINDS},
         "context_tokens": fmean(contexts),
         "context_tokens_max": max(contexts),
-        "input_tokens": float(sum(len(turn.prompt_ids) for turn in trajectory.turns)),
-        "sampled_tokens": float(sum(len(turn.completion.token_ids) for turn in trajectory.turns)),
+        "input_tokens": float(trajectory.prompt_tokens),
+        "sampled_tokens": float(trajectory.sampled_tokens),
         "segments": float(len(segments_of(trajectory))),
     }
 
@@ -118,7 +118,7 @@ def group_metrics(groups: Sequence[Group], codec: Codec, credit: CreditConfig) -
         "reward/std": pstdev(rewards) if rewards else None,
         "reward/ungraded": float(len(episodes) - len(rewards)),
         "groups/played": float(len(groups)),
-        "groups/with_signal": _mean(float(has_signal(group, credit, rule)) for group in groups),
+        "groups/with_signal": mean(float(has_signal(group, credit, rule)) for group in groups),
         **_breakdown(groups),
         **_variants(groups),
         **_episodes(episodes),
@@ -126,20 +126,19 @@ def group_metrics(groups: Sequence[Group], codec: Codec, credit: CreditConfig) -
     }
     memories = [memory_metrics(group, GroupTexts(codec)) for group in groups]
     for name in dict.fromkeys(name for memory in memories for name in memory):
-        metrics[f"memory/{name}"] = _mean(memory[name] for memory in memories)
+        metrics[f"memory/{name}"] = mean(memory[name] for memory in memories)
     return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _variants(groups: Sequence[Group]) -> dict[str, float | None]:
-    """Rewards of both kinds of episodes; empty without a variant."""
     pairs = [pair for group in groups for pair in zip(group.trajectories, group.grades, strict=True)]
     changed = [is_variant(trajectory) for trajectory, _ in pairs]
     if not any(changed):
         return {}
     split = list(zip(changed, (grade.value for _, grade in pairs), strict=True))
     return {
-        "reward/mean_variant": _mean(value for other, value in split if other),
-        "reward/mean_plain": _mean(value for other, value in split if not other),
+        "reward/mean_variant": mean(value for other, value in split if other),
+        "reward/mean_plain": mean(value for other, value in split if not other),
         "episode/variant_share": fmean(changed),
     }
 
@@ -147,15 +146,15 @@ def _variants(groups: Sequence[Group]) -> dict[str, float | None]:
 def _breakdown(groups: Sequence[Group]) -> dict[str, float | None]:
     grades = [grade for group in groups for grade in group.grades if grade.graded]
     names = sorted({name for grade in grades for name in grade.breakdown})
-    return {f"grade/{name}": _mean(grade.breakdown.get(name) for grade in grades) for name in names}
+    return {f"grade/{name}": mean(grade.breakdown.get(name) for grade in grades) for name in names}
 
 
 def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
     outcomes = Counter(trajectory.outcome.value for trajectory in episodes)
     return {
-        "episode/turns": _mean(float(len(episode.turns)) for episode in episodes),
-        "episode/sampled_tokens": _mean(float(sampled_tokens(episode)) for episode in episodes),
-        "episode/prompt_tokens": _mean(float(prompt_tokens(episode)) for episode in episodes),
+        "episode/turns": mean(float(len(episode.turns)) for episode in episodes),
+        "episode/sampled_tokens": mean(float(episode.sampled_tokens) for episode in episodes),
+        "episode/prompt_tokens": mean(float(episode.prompt_tokens) for episode in episodes),
         "episode/documents_cut": float(sum(map(document_cut, episodes))),
         **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
     }
@@ -163,15 +162,6 @@ def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
 
 def document_cut(trajectory: Trajectory) -> bool:
     return any(event.kind == DocumentTruncated.kind for event in trajectory.events)
-
-
-def sampled_tokens(trajectory: Trajectory) -> int:
-    return sum(len(turn.completion.token_ids) for turn in trajectory.turns)
-
-
-def prompt_tokens(trajectory: Trajectory) -> int:
-    """Tokens of all prompts, shared prefixes counted per turn."""
-    return sum(len(turn.prompt_ids) for turn in trajectory.turns)
 
 
 def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
@@ -222,8 +212,8 @@ def learner_metrics(updates: Sequence[UpdateStats]) -> tuple[Metrics, Metrics]:
     policy |= {name: value / (tokens or 1) for name, value in sums.items()}
     policy |= {f"{name}_max": value for name, value in _folded([update.maxima for update in updates], max).items()}
     optim: dict[str, float | None] = {
-        "learning_rate": _mean(update.learning_rate for update in updates),
-        "grad_norm": _mean(update.grad_norm for update in updates),
+        "learning_rate": mean(update.learning_rate for update in updates),
+        "grad_norm": mean(update.grad_norm for update in updates),
         "grad_skipped": fmean(update.skipped for update in updates),
         "grad_skipped_total": fmean(update.skipped_total for update in updates),
         **_folded([update.extra for update in updates], fmean),
@@ -256,8 +246,3 @@ def rates(before: SamplerStats, after: SamplerStats, seconds: float) -> Metrics:
     if growth["prompt_tokens"]:
         metrics["rollout/cache_hit_rate"] = 1 - growth["computed_prompt_tokens"] / growth["prompt_tokens"]
     return metrics
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return fmean(present) if present else None

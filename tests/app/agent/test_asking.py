@@ -142,6 +142,13 @@ def test_a_reply_without_a_marked_answer_is_said(reply: str, code: str, story: P
     assert (NOTES["reply_unmarked"].format() in done.stderr) is (code == "reply_unmarked")
 
 
+def test_files_that_a_folder_omits_are_named(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "a.txt").write_text("Anna sells tea.")
+    (tmp_path / "more.zip").write_bytes(b"PK\x03\x04")
+    done = run(tmp_path, "What does Anna sell?")
+    assert NOTES["files_skipped"].format(names=tmp_path / "more.zip") in done.stderr
+
+
 def test_the_chosen_budgets_are_shown_as_an_evaluation_shows_them(story: Path, run: Run) -> None:
     done = run(story / "one.txt", "What does Anna sell?")
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("overwrite: ")]

@@ -26,6 +26,7 @@ from palimpsest.events import Recalled, Replayed, of_type
 from palimpsest.metrics.memory_metrics import copy_fidelity
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
+from palimpsest.text.answers import unboxed
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Trajectory
 from palimpsest.viewer.screens.group_screen import Opened
@@ -515,6 +516,7 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     same = palimpsest("replay", f"{run / record(2)}#/e/0/1/t/1", "--out", str(tmp_path)).stdout.splitlines()
     assert same[3] == "every reply from turn 2 equals the recorded one, token for token"
     assert told["model"].endswith("checkpoints/step-000001")
+    assert f"answer: {unboxed(told['replayed']['answer'])}" in lines[2]
 
 
 def test_the_result_of_a_replay_is_plain_json(run: Path, tmp_path: Path) -> None:

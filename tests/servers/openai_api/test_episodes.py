@@ -430,6 +430,10 @@ async def test_the_agent_is_the_one_model() -> None:
     assert model["max_model_len"] == ServerLimits().body_bytes
     assert (model["palimpsest"]["chunk_size"], model["palimpsest"]["window"]) == (24, 1024)
     assert (await client.get("/v1/models/palimpsest")).json() == model
+    start = (await client.get("/")).json()
+    assert start["models"] == [model["id"]]
+    assert {"GET /v1/models", "POST /v1/chat/completions"} <= set(start["paths"])
+    assert start["documentation"].endswith("docs/reference/server-api.md")
     refused = await client.post(PATH, json={**about("Who?"), "model": "gpt-5"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     assert 'palimpsest_requests_total{status="404"} 1' in (await client.get("/metrics")).text

@@ -17,7 +17,7 @@ from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.files.text_files import TextDocument, read_files
 from palimpsest.data.synthetic.world import unknown_to_bundled
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, shown_names
 from palimpsest.events import Event, OnlyReasoned, PromptCut, of_type
 from palimpsest.metrics.reading_trace import MemoryChange, MemoryChanges
 from palimpsest.notes import Note
@@ -73,6 +73,7 @@ async def ask_async(
         config = Agent(model, policy, recipe, overrides, seed, remote).config({})
         model_folder(model, (lambda line: None) if quiet else (lambda line: warnings.warn(line, stacklevel=3)))
         document = read_files(_named(files))
+        _note_skipped(document, shown)
         return await with_agent(config, lambda agent: _answer(agent, document, questions, on_memory, shown))
 
 
@@ -94,6 +95,7 @@ async def chat_async(
     """
 
     async def work(agent: OpenAgent) -> None:
+        _note_skipped(document, progress or Silent())
         while (question := next_question()) is not None:
             on_answer(await _answer(agent, document, _questions(question), on_memory, progress or Silent()))
 
@@ -101,6 +103,11 @@ async def chat_async(
 
 
 chat = blocking(chat_async)
+
+
+def _note_skipped(document: TextDocument, progress: Progress) -> None:
+    if document.skipped:
+        progress.message(Note("files_skipped", names=shown_names(document.skipped, 3)))
 
 
 async def _answer(
@@ -135,7 +142,6 @@ async def _answer(
 
 
 def _questions(question: str | Sequence[str]) -> tuple[str, ...]:
-    """Questions as a tuple. Raises ConfigError for none, or a blank one."""
     questions = (question,) if isinstance(question, str) else tuple(question)
     if not questions or not all(isinstance(question, str) and question.strip() for question in questions):
         raise ConfigError("ask: the question is blank; pass a question about the files")

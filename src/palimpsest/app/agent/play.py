@@ -100,7 +100,6 @@ def _problem(
 
 
 def _check_types(problem: Any, context: Any, answers: Any) -> None:
-    """Raise ConfigError that names an argument of a wrong type."""
     texts = [answers] if isinstance(answers, str) else answers
     listed = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
     for name, value, right, wanted in (

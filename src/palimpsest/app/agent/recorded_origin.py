@@ -115,7 +115,6 @@ def locate_episode(
 
 
 def _file(path: Path, step: int | str | None) -> Path:
-    """The record file at or in `path`."""
     if not path.is_dir():
         return path
     if (path / TRAJECTORIES).is_dir():
@@ -267,7 +266,6 @@ def _weights_at(model: str) -> Weights:
 
 
 def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step: int) -> Weights:
-    """Weights with the recorded number of optimizer steps, or of the nearest step."""
     version = trajectory.turns[0].completion.policy_version if trajectory.turns else None
     saved = checkpoint_paths(run / CHECKPOINTS)
     models = [_first_model(run, config), *map(str, saved)]
@@ -281,18 +279,15 @@ def _trained_weights(run: Path, config: RunConfig, trajectory: Trajectory, step:
 
 
 def _first_model(run: Path, config: RunConfig) -> str:
-    """Starting weights of RL: the end of the cold start, or the configured model."""
     saved = checkpoint_paths(run / COLD_START / CHECKPOINTS)
     return str(saved[-1]) if config.cold_start is not None and saved else named(config.model.path)
 
 
 def _version(checkpoint: Path) -> object:
-    """Optimizer steps of its weights, if its learner records them."""
     return (read_object(checkpoint / "learner" / "learner.json") or {}).get("version")
 
 
 def _evaluated_weights(folder: Path, identity: Mapping[str, Any]) -> Weights:
-    """The nearby model with the fingerprint of the identity."""
     candidates = list(dict.fromkeys(_models_around(folder)))
     for path in candidates:
         if same_weights(identity, weights_fingerprint(path)):

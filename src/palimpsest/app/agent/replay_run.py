@@ -115,7 +115,6 @@ def _writing(
 
 
 def _reply(policy: Teachable, ids: Sequence[int], recorded: Trajectory, turn: int, codec: Codec) -> list[int]:
-    """The reply with the recorded query, if there was one."""
     searches = of_type((event for event in recorded.events if event.before_turn == turn), Recalled)
     return policy.reply(codec, ids, codec.encode(searches[0].query) if searches else None)
 
@@ -206,7 +205,6 @@ replay = blocking(replay_async)
 
 
 def _checked(episode: RecordedEpisode, turn: int | None) -> int:
-    """The first turn to sample."""
     if turn is None:
         raise ConfigError("the turn to replay from is missing; set --turn, 1 for the first")
     if not 0 <= turn < len(episode.trajectory.turns):
@@ -260,7 +258,6 @@ async def _play(
     prepare: Callable[[], Any] | None,
     recorded: Trajectory,
 ) -> Trajectory:
-    """Run the episode with its recorded draws."""
     return await agent.play(
         problem,
         origin.policy,
@@ -277,7 +274,6 @@ async def _play(
 def _with_document(
     problem: Problem, trajectory: Trajectory, origin: EpisodeOrigin, codec: Codec
 ) -> tuple[Problem, Callable[[], Any] | None, str]:
-    """The problem with its document, its prepared form, and the origin of the document."""
     sections = [section for turn in trajectory.turns if (section := turn.piece("section")) is not None]
     if sections and isinstance(origin.policy, OverwritePolicy) and _read_to_the_end(trajectory):
         tokens = sum(map(len, sections))
@@ -296,7 +292,6 @@ def _with_document(
 
 
 def _needs_none(problem: Problem, origin: EpisodeOrigin, codec: Codec) -> bool:
-    """True if its policy admits the recorded problem; a policy whose tools search the document does not."""
     try:
         origin.policy.admit(problem, codec)
     except DataError:
@@ -331,7 +326,6 @@ def _refuse_other_prompts(recorded: Trajectory, trajectory: Trajectory, first: i
 
 
 async def _graded(problem: Problem, trajectory: Trajectory, origin: EpisodeOrigin, engine: Engine) -> Grade:
-    """Grade by the recorded reward; in training with its layers."""
     config = origin.config.reward
     if config.judge is not None and config.judge.url == UNSET_URL:
         return Grade(None, "graded by a judge, whose address an evaluation doesn't keep")
@@ -352,7 +346,6 @@ def _end(trajectory: Trajectory, grade: Grade, codec: Codec) -> End:
 
 
 def _written(path: Path, data: bytes) -> Path:
-    """Write `data` to `path`, or to `NAME-2...` if another file has that name; returns the path."""
     stem, _, suffix = path.name.partition(".")
     number = 1
     while os.path.lexists(path) and not (path.is_file() and path.read_bytes() == data):

@@ -87,8 +87,6 @@ class Contexts:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Questions of one split, and the source of their distractors."""
-
     name: str
     records: tuple[Record, ...]
     corpus: Corpus
@@ -158,7 +156,7 @@ def build_contexts(
 
 
 def _with_positions(filters: Filters, contexts: Contexts) -> Filters:
-    """Positions require as many gold documents, so other questions are skipped."""
+    """Positions require as many gold documents; skips other questions."""
     return replace(filters, gold_documents=len(contexts.positions)) if contexts.positions else filters
 
 
@@ -192,7 +190,6 @@ def _splits(read: Questions, contexts: Contexts) -> Sequence[_Split]:
 
 
 def _apart(splits: Sequence[_Split], excluded_gold: Iterable[str]) -> Iterator[_Split]:
-    """Each split without the gold documents of the others, and without excluded ones."""
     golds = {split.name: {text for record in split.records for text in record.needed} for split in splits}
     for split in splits:
         theirs = set(excluded_gold).union(*(gold for name, gold in golds.items() if name != split.name))
@@ -277,7 +274,6 @@ def _on_documents(groups: Sequence[Sequence[Record]], read: Questions, documents
 
 
 def _together(group: Sequence[Record]) -> Record:
-    """One record with all questions and all paragraphs of records with one question each."""
     problem = Problem.asking(_name(group), [Question(record.question, record.answers) for record in group])
     return Record(
         problem.id,

@@ -272,7 +272,6 @@ def _excluded(path: Path, reading: ReadOptions, questions: Questions) -> Iterato
 
 
 def _answered(folder: Path, questions: Questions) -> set[str]:
-    """Keys of the questions that a finished evaluation got right without a document."""
     if not (folder / SUMMARY).is_file():
         raise DataError(f"--drop-answered {folder}: no finished evaluation; create one with {_CLOSED_BOOK_EVAL}")
     policies = {policy["name"] for policy in read_identity(folder).get("policies", {}).values()}
@@ -291,7 +290,6 @@ def _described(path: Path, role: str, reading: ReadOptions | None = None, **fact
 
 
 def _data_set(record: Record) -> str:
-    """Published set that a record resembles; '' for none."""
     if "hops" in record.metadata:
         return "MuSiQue"
     if record.metadata.get("type") in _TYPES_OF_2WIKI:

@@ -48,14 +48,11 @@ class TaskTexts:
     hotpot: Path | None = None
 
     def of(self, task: RulerTask) -> Path | None:
-        """Source file of a task."""
         return {"essay": self.haystack, "squad": self.squad, "hotpotqa": self.hotpot}.get(task.haystack)
 
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Draws samples of a task and fits them to a length."""
-
     seed: int
     count: Callable[[str], int]
     essay: Essay | None
@@ -77,7 +74,6 @@ class _Maker:
                 return answering(questions.asked[index], questions, key)
 
     def measure(self, sample: RulerSample) -> Callable[[int], int]:
-        """Tokens by the size of the context."""
         return lambda size: sample.length(sample.context(size), self.count)
 
     def rows(self, name: str, length: int, number: int) -> Iterator[dict[str, Any]]:

@@ -306,7 +306,6 @@ class _JsonReader:
         self.ended = False
 
     def peek(self) -> str:
-        """The next character after white space; empty at the end of the file."""
         while True:
             while self.at < len(self.text) and self.text[self.at] in " \t\r\n":
                 self.line += self.text[self.at] == "\n"
@@ -373,12 +372,10 @@ def _may_go_on(error: json.JSONDecodeError) -> bool:
 
 
 def _stops_inside(error: json.JSONDecodeError) -> bool:
-    """True if the text ends inside the value, False if the value is malformed."""
     return error.msg.startswith("Unterminated string") or not set("]}") & set(error.doc[error.pos :])
 
 
 def _lines(path: Path) -> Iterator[tuple[Any, str]]:
-    """Rows of objects one after another: one per line, or over several lines."""
     with _text(path) as file:
         reader = _JsonReader(file, path)
         while reader.peek():

@@ -17,7 +17,8 @@ text. A folder may also be a corpus, or contain documents with questions about t
       rome.md
       questions.jsonl        as data.train_files: {"question": ..., "answers": [...], "document": "frankenstein.txt"}
 
-Guaranteed: the same files give the same document; an unreadable file is an error with its name, never skipped; nothing
+Guaranteed: the same files give the same document; an unreadable file is an error with its name, never skipped;
+`TextDocument.skipped` names a folder's files with other endings; nothing
 follows an address or a link to a folder, or runs a file's code; a name in `document` outside the folder is an error; a
 PDF needs bounded time and memory (data/files/pdf_pages.py), other files time linear in their length; a compressed file
 (of a parquet file: a row group) that unpacks to more than `UNPACKED` bytes and 100 times its size, or is cut short or
@@ -35,7 +36,7 @@ import sys
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from html import unescape
 from importlib.util import find_spec
@@ -48,7 +49,7 @@ import zstandard
 
 from palimpsest.config.install_hints import install_line
 from palimpsest.data.files.pdf_pages import pages
-from palimpsest.errors import DataError, nearest
+from palimpsest.errors import DataError, nearest, shown_names
 from palimpsest.files import NoRegularFile, open_regular
 
 # ---- Compressed files ----------------------------------------------------------------------------------------
@@ -82,7 +83,6 @@ def unpacked_name(path: Path) -> Path:
 
 
 def _unpacked(path: Path, file: BufferedReader, command: str, make: Callable[[], Any]) -> Iterator[bytes]:
-    """Bytes of all members of a gzip file, or frames of a zstd file."""
     with file:
         decoder, unpacked = make(), 0
         while data := file.read(_STEP):
@@ -107,8 +107,6 @@ def check_unpacked(path: Path, size: int, fix: str) -> None:
 
 
 class _Pieces(RawIOBase):
-    """A file of pieces."""
-
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self.pieces, self.piece = pieces, memoryview(b"")
 
@@ -129,6 +127,7 @@ class _Pieces(RawIOBase):
 
 
 _READ = 1 << 20  # bytes
+RTF = b"{\\rtf"
 WIDE = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 """Byte-order marks of unsupported encodings."""
 
@@ -158,7 +157,7 @@ def convert(path: Path, what: str, encoding: str) -> DataError:
 
 def not_text(path: Path, otherwise: str) -> DataError:
     """An error for a binary file, with the command that converts it, or `otherwise`."""
-    if path.suffix.lower() not in (".docx", ".epub", ".odt"):
+    if path.suffix.lower() not in (".docx", ".epub", ".odt", ".rtf"):
         return DataError(f"{path}: {otherwise}")
     names = quote(str(path)), quote(str(path.with_suffix(".txt")))
     return DataError(f"{path}: not text; convert it: pandoc --wrap=none -t plain {names[0]} -o {names[1]}")
@@ -190,6 +189,8 @@ class TextDocument:
 
     text: str
     parts: tuple[DocumentPart, ...]
+    skipped: tuple[str, ...] = ()
+    """Files of folders with other endings, which are not in the text."""
 
     def locate(self, start: int, end: int) -> tuple[str, int, int] | None:
         """(file, start, end) of a piece of the document, in characters of that file; None if no single file has it.
@@ -210,7 +211,9 @@ def read_files(paths: Sequence[str | os.PathLike[str]]) -> TextDocument:
         raise DataError("no file; name a file, a folder, or - for standard input")
     if named.count(STDIN) > 1:
         raise DataError("standard input (-) appears twice; name it once")
-    return document_of([(name, text) for path in named for name, text in _texts(path)])
+    skipped = list[str]()
+    document = document_of([(name, text) for path in named for name, text in _texts(path, skipped)])
+    return replace(document, skipped=tuple(sorted(skipped)))
 
 
 def document_of(texts: Sequence[tuple[str, str]]) -> TextDocument:
@@ -242,28 +245,28 @@ def _joined(texts: Sequence[tuple[str, str]]) -> TextDocument:
     return TextDocument("".join(pieces), tuple(document_parts))
 
 
-def _texts(path: str) -> Iterator[tuple[str, str]]:
-    """(name, text) of a file, or of each file in a folder."""
+def _texts(path: str, skipped: list[str]) -> Iterator[tuple[str, str]]:
+    """(name, text) of a file, or of each file in a folder. Appends to `skipped`."""
     if path == STDIN:
         yield "standard input", _decoded(Path("standard input"), sys.stdin.buffer.read())
     elif os.path.isdir(path):
-        yield from _folder(path)
+        yield from _folder(path, skipped)
     elif path.startswith(("http://", "https://")):
         raise DataError(f"{path}: an address; palimpsest reads files: download it and name the file")
     else:
         yield path, _text(Path(path), text_of)
 
 
-def _folder(path: str) -> Iterator[tuple[str, str]]:
+def _folder(path: str, skipped: list[str]) -> Iterator[tuple[str, str]]:
     suffixes, names = (*_READERS, *_PLAIN), list[str]()
     for folder, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]  # the walk skips hidden ones
-        shown = (os.path.join(folder, name) for name in files if not name.startswith("."))
-        names += [
-            name for name in shown if unpacked_name(Path(name.lower())).suffix in suffixes and os.path.isfile(name)
-        ]
+        for name in (os.path.join(folder, name) for name in files if not name.startswith(".")):
+            taken = unpacked_name(Path(name.lower())).suffix in suffixes and os.path.isfile(name)
+            (names if taken else skipped).append(name)
     if not names:
-        raise DataError(f"{path}: has no file of these kinds: {', '.join(suffixes)}; name the files instead")
+        others = f", not {shown_names(skipped, 3)}" if skipped else ""
+        raise DataError(f"{path}: has no file of these kinds: {', '.join(suffixes)}{others}; name the files instead")
     for name in sorted(names):
         yield name, _text(Path(name), text_of)
 
@@ -297,7 +300,7 @@ def text_of(path: Path, data: bytes) -> str:
 def _decoded(path: Path, data: bytes) -> str:
     if encoding := WIDE.get(data[:2]):
         raise convert(path, f"{encoding}, not UTF-8", encoding)
-    if b"\0" in data:
+    if b"\0" in data or data.startswith(RTF):
         raise not_text(path, "not text, it has NUL bytes; convert it to text first")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")

@@ -179,7 +179,6 @@ def _by_ability(row: Row) -> list[tuple[str, str, Any]]:
 
 
 def _rubric(row: Row, value: Any, name: str) -> tuple[str, ...]:
-    """The distinct points of a rubric."""
     points = fields.golds(row, value, name)
     if not points:
         raise DataError(f"{row.where}: {name} is empty; grading needs the points of a rubric")

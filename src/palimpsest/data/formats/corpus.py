@@ -73,7 +73,6 @@ def document_passages(document: str, most_chars: int) -> list[dict[str, Any]]:
 
 
 def _pieces(text: str, most_chars: int) -> Iterator[str]:
-    """Nonblank pieces of `text` with at most `most_chars` characters."""
     while len(text) > most_chars:
         space = text.rfind(" ", 1, most_chars + 1)
         end = space if space > 0 else most_chars

@@ -146,7 +146,6 @@ class CustomFormat:
 
 
 def _checked(item: Any, row: Row, fallback: str) -> Record:
-    """`item` as a record. Raises DataError."""
     gold, values = tuple[str, ...](), item
     if isinstance(item, Problem):
         values = problem_row(item)

@@ -206,7 +206,6 @@ def lacks(row: Row, lead: str, missing: list[str]) -> DataError:
 
 
 def _fix(row: Row, pairs: list[tuple[str, str]]) -> str:
-    """How to give columns of (our name, theirs) our names."""
     if str(row.path).startswith(OBJECT):  # rows passed in Python
         return f"rename {', '.join(f'{theirs} to {ours}' for ours, theirs in pairs)}"
     return f"data.columns={quote(','.join(map('='.join, pairs)))}"
@@ -252,7 +251,6 @@ def turn_of(value: Any) -> tuple[Any, Any] | None:
 
 
 def _column(row: Row, role: str, names: list[str]) -> str:
-    """The column of a role: ours, or that of the first group with any."""
     for group in ("", *ROLES[role]):
         found = [name for name in names if (_plain(name) in group.split() if group else name == role)]
         if any(row.values[name] != row.values[found[0]] for name in found[1:]):

@@ -56,7 +56,6 @@ class Format:
 
 
 def _is_hotpotqa(values: Mapping[str, Any]) -> bool:
-    """True if the context is paragraphs of sentences."""
     context = values["context"]
     first = context[0] if isinstance(context, list) and context else None
     is_pair = isinstance(first, list) and len(first) == 2 and isinstance(first[1], list)
@@ -64,7 +63,6 @@ def _is_hotpotqa(values: Mapping[str, Any]) -> bool:
 
 
 def _names_files(values: Mapping[str, Any]) -> bool:
-    """True if `document` is one or several names, not a text."""
     named = values["document"]
     names = named if isinstance(named, list) else [named]
     return all(isinstance(name, str) and _FILE.fullmatch(name) for name in names)
@@ -80,7 +78,6 @@ def _first_has(value: Any, key: str) -> bool:
 
 
 def _general(values: Mapping[str, Any]) -> str:
-    """The name of the general format that takes a row, or "" if its columns have no roles."""
     try:
         taken = fields.roles(Row(dict(values), ""))
     except DataError:

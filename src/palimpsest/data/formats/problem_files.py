@@ -64,7 +64,6 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
 
 
 def _check(row: Row, columns: Mapping[str, str], values: Mapping[str, Any]) -> None:
-    """Raise DataError for a name that no layout reads, and for a name that the row lacks."""
     for ours, theirs in columns.items():
         lead = f"{row.where}: data.columns {ours}={theirs}:"
         if theirs in COLUMNS and ours in row.values and values[ours] is _ABSENT:
@@ -176,7 +175,6 @@ _OF_ALL_QUESTIONS = ("evidence", "evidence_positions", "categories")
 
 
 def paths_of(path: Paths) -> list[Path]:
-    """`path` as a list of files."""
     return [Path(path)] if isinstance(path, str | Path) else [Path(file) for file in path]
 
 
@@ -201,7 +199,6 @@ def format_of(path: Path, reading: ReadOptions = AS_IT_IS) -> DataFormat:
 
 
 def _rows(path: Path, reading: ReadOptions) -> Iterator[Row]:
-    """Rows of `path`, or of the questions file in it, with our column names."""
     rows, columns = read_rows(questions_file(path) if path.is_dir() else path), columns_for(path, reading.columns)
     return (renamed(row, columns) for row in rows) if columns else rows
 
@@ -288,7 +285,6 @@ def unused_id(name: str, ids: Counter[str]) -> str:
 
 
 def _with_corpus(format: Format, row: Row, path: Path, corpus: str | Path | None) -> Format:
-    """`format`, with lookup of document indices if the file has them and their corpus exists."""
     if format.name != "memagent_eval" or not isinstance(row.values.get("context"), list):
         return format
     corpus_path = Path(corpus) if corpus else path.parent / INDEXED_CORPUS

@@ -104,7 +104,6 @@ def sessions_context(
 
 
 def _lines(row: Row, date: str, turns: Any, location: str) -> str:
-    """A session: each line starts with its date and speaker."""
     if not isinstance(turns, list):
         raise DataError(f"{row.where}: {location} must be a list of turns with role and content, is {turns!r:.60}")
     lines = []
@@ -152,7 +151,6 @@ def hotpotqa(row: Row, fallback: str) -> Record:
 def _with_gold(
     row: Row, fallback: str, column: str, texts: Sequence[str], gold: Sequence[str], metadata: Mapping[str, Any]
 ) -> Record:
-    """The record of a row with `texts` as the paragraphs in `column`, of which `gold` are needed."""
     values = {**row.values, column: list(texts)}
     record = by_roles(replace(row, values=values), fallback, Roles("question", "answer", column))
     return replace(record, gold=tuple(dict.fromkeys(gold)), metadata={**record.metadata, **metadata})
@@ -279,7 +277,6 @@ _SHORT = 1000
 
 
 def _short(row: Row, taken: Roles) -> dict[str, Any]:
-    """The row's other columns with short values, and its evidence."""
     used = {taken.question, taken.answers, taken.document, *_OWN, *fields.IDS, "objectives", "passages"}
     kinds = {"num_docs": int, "chunks": int, "evidence": list}
     return {

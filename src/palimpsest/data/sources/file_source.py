@@ -228,14 +228,12 @@ def some_of(problems: Sequence[Problem], places: Sequence[int]) -> Sequence[Prob
 
 
 def _waiting(record: Record, store: DocumentStore) -> Record:
-    """`record`, with a long document moved to `store`."""
     if record.context is None or len(record.context) < LONG:
         return record
     return replace(record, context=None, stored=store.put(record.context))
 
 
 def _lacks_room(record: Record, placing: Placing, documents: int) -> bool:
-    """True if `assemble` can't place the record's gold paragraphs."""
     return not record.gold or room(len(record.gold), max(1, placing.min_distance)) > documents
 
 
@@ -317,7 +315,6 @@ class SearchFileSource:
 
 @lru_cache(maxsize=16)
 def _spans(total: int, sizes: tuple[int, ...], seed: int) -> tuple[tuple[int, int], ...]:
-    """Spans of random sizes over range(total), until one doesn't fit."""
     rng, at, spans = keyed_random(seed, "objectives"), 0, []
     while at + (size := rng.choice(sizes)) <= total:
         spans.append((at, at + size))

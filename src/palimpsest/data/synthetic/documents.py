@@ -59,7 +59,6 @@ def started(problem: Problem, shares: StartsConfig, rng: random.Random) -> Probl
 
 
 def _piece(problem: Problem, rng: random.Random) -> tuple[int, Fact]:
-    """Index and fact of a random piece of evidence."""
     index = rng.randrange(len(problem.metadata["evidence"]))
     fact = read_fact(problem.metadata["evidence"][index])
     assert fact is not None
@@ -67,7 +66,6 @@ def _piece(problem: Problem, rng: random.Random) -> tuple[int, Fact]:
 
 
 def _remembered(problem: Problem, rng: random.Random) -> Problem:
-    """Move a piece of evidence from the document to the memory."""
     index, _ = _piece(problem, rng)
     assert problem.context is not None
     text = problem.metadata["evidence"][index]
@@ -82,7 +80,6 @@ def _remembered(problem: Problem, rng: random.Random) -> Problem:
 
 
 def _other(problem: Problem, rng: random.Random) -> str:
-    """A fact absent from evidence and document, about a person of the evidence or anyone."""
     _, piece = _piece(problem, rng)
     facts = {fact[:2] for fact in _facts(problem)}
     while True:
@@ -94,7 +91,6 @@ def _other(problem: Problem, rng: random.Random) -> str:
 
 
 def _facts(problem: Problem) -> Iterator[Fact]:
-    """Facts in evidence and document."""
     lines = (line.removeprefix("- ") for line in (problem.context or "").splitlines())
     for text in (*problem.metadata["evidence"], *lines):
         for sentence in text.split(". "):
@@ -252,7 +248,6 @@ def make_problem(
 def _ordered_places(
     rng: random.Random, count: int, chunks: int, facts_per_chunk: int, order: Order, distance: int
 ) -> list[int]:
-    """Sentence positions of the evidence, in reasoning order."""
     if distance == 0:
         return ordered(rng, sorted(rng.sample(range(chunks * facts_per_chunk), count)), order)
     slots = ordered(rng, spaced(rng, count, chunks, distance), order)

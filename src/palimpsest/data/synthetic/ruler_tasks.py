@@ -201,8 +201,6 @@ def _in_essay(essay: Essay, needles: Sequence[str], key: Key) -> Callable[[int],
 
 
 def _in_lines(needles: Sequence[str], key: Key, lines: Callable[[int], list[str]]) -> Callable[[int], str]:
-    """Needles between lines, all positions equally likely."""
-
     def context(size: int) -> str:
         made = lines(size)
         return "\n".join(inserted(made, needles, keyed_random(*key, "places", size)))
@@ -222,7 +220,6 @@ def inserted(lines: list[str], extra: Sequence[str], rng: random.Random) -> list
 
 
 def _noise_lines(size: int) -> list[str]:
-    """`size` sentences of noise, five per line."""
     lines, rest = divmod(size, len(NOISE))
     return [" ".join(NOISE)] * lines + ([" ".join(NOISE[:rest])] if rest else [])
 

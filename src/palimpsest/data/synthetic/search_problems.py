@@ -124,7 +124,6 @@ def _tie_together(world: World, names: Sequence[str], rng: random.Random) -> Non
 def _corpus(
     world: World, names: Sequence[str], wanted: Mapping[str, Relation], facts: int, rng: random.Random
 ) -> tuple[tuple[dict[str, str], ...], dict[str, str]]:
-    """One passage per person in the order of `names`, and the sentence of each wanted fact by subject."""
     passages, sentences = [], {}
     for number, name in enumerate(names):
         required = [wanted[name]] if name in wanted else []

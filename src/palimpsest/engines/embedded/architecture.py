@@ -346,7 +346,6 @@ def _is_norm(module: Any, root: str) -> bool:
 
 
 def _altered(module: nn.Module) -> bool:
-    """True if calling the module differs from its class's forward."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

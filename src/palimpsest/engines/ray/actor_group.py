@@ -280,14 +280,12 @@ class ActorGroup:
     # ---- servers: their failures end nothing ----------------------------------------------------------------
 
     def host(self, index: int, actor: Any, *arguments: Any) -> Any:
-        """Start the actor of a server in its place."""
         with self._up:
             self.check()
             self._hosts.append(ray.remote(actor).options(**self._host_options[index]).remote(*arguments))
             return self._hosts[-1]
 
     def end(self, host: Any) -> None:
-        """End the actor of a server."""
         with self._up:
             if host in self._hosts:
                 self._hosts.remove(host)

@@ -189,7 +189,6 @@ class RankLearner:
     # ---- parts ----------------------------------------------------------------------------------------------
 
     def _check_plan(self, part: RankPart) -> None:
-        """Compare the update's number and its steps' passes over all ranks."""
         plan = repr((part.number, self.version, part.passes.tolist())).encode()
         digest = int.from_bytes(hashlib.sha256(plan).digest()[:7])
         ends = torch.tensor([digest, -digest], device=self._device)

@@ -92,7 +92,6 @@ class ServerHost:
         self._process.check()
 
     async def ended(self) -> None:
-        """Returns once the server has ended."""
         while self._process.running:
             await asyncio.sleep(LOOK_S)
 

@@ -275,7 +275,6 @@ def _fill_buffers(model: Any, small: Any, device: torch.device) -> None:
 
 @torch.no_grad()
 def _read(model: Any, source: ModelSource, adapters: dict[str, Tensor]) -> None:
-    """Fill the shares from the files, and the adapters with their initial values."""
     weights = {plain_name(name): weight for name, weight in model.named_parameters() if name not in adapters}
     there = check_weights(source.path, source.folder)
     for name, weight in weights.items():

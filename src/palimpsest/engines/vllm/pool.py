@@ -387,7 +387,6 @@ class Pool:
             member.scored = await client.check_weights(published.probe, published.tag, member.scored)
 
     async def _admit(self, client: VllmClient) -> None:
-        """Reject a server that can't serve this run."""
         window, model = await client.model()
         if not (self.published and self.published.final) and is_tied(model):
             raise ServerFailed(

@@ -122,7 +122,6 @@ class ServerProcess:
         raise SamplerError(f"vLLM server {self._index} ended: {reason:.300}; its log is {self._log}")
 
     def _command(self, model: Path, socket: Path) -> list[str]:
-        """Command line of vLLM's server, without the model folder's sampling defaults (`--generation-config vllm`)."""
         settings = self._settings
         flags = [arg.partition("=")[0].replace("_", "-") for arg in settings.args]
         whole = any(flag.startswith("--hf-o") and "." not in flag for flag in flags)  # as JSON, which a key would drop

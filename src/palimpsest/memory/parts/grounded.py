@@ -138,7 +138,6 @@ def _unit_or_halves(unit: str, source: SentenceSource, threshold: float) -> Mism
 
 
 def _halves(unit: str) -> list[tuple[str, str]]:
-    """A unit split at a joint, most likely splits first."""
     joints = sorted(
         _JOINTS.finditer(unit), key=lambda joint: (-len(joint[0].strip()) // 4, abs(joint.start() - len(unit) // 2))
     )

@@ -128,7 +128,6 @@ def sampled_text(ids: Sequence[int], codec: Codec) -> str:
 
 
 def _without_calls(reply: Tokens, results: Sequence[Result], gone: Collection[str], codec: Codec) -> Tokens:
-    """`reply` without the calls of the results `gone`."""
     text_ids = [i for i in reply if i not in codec.stop_ids]
     if len(text_ids) < len(reply) and tuple(text_ids) != reply[: len(text_ids)]:
         return reply  # a stop token within the reply: text positions no longer match positions in the ids
@@ -200,7 +199,6 @@ _SHIFTS = sorted(range(-8, 9), key=abs)  # characters
 
 
 def _token_cuts(edges: Edges, spans: Sequence[Span]) -> list[Span]:
-    """For each span of characters, in order and disjoint, the tokens [first, last) to cut."""
     cuts: list[Span] = []
     for span in spans:
         cut = _moved(edges, *span, after=cuts[-1][1] if cuts else 0) or _inside(edges, *span)
@@ -223,6 +221,5 @@ def _moved(edges: Edges, start: int, end: int, after: int) -> Span | None:
 
 
 def _inside(edges: Edges, start: int, end: int) -> Span | None:
-    """The tokens entirely within characters [start, end)."""
     first, last = edges.first_from(start), edges.last_until(end)
     return (edges.counts[first], edges.counts[last]) if first <= last else None

@@ -16,7 +16,6 @@ Not covered: meaning (synonyms, inflection); the subword tokens that the publish
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
@@ -25,16 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-_WORD = re.compile(r"\w+")
-
-
-def words(text: str) -> list[str]:
-    """Words of a text, in order, without case and punctuation.
-
-    >>> words("Bob drinks tea. BOB's")
-    ['bob', 'drinks', 'tea', 'bob', 's']
-    """
-    return _WORD.findall(text.casefold())
+from palimpsest.text.sentences import words
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +83,6 @@ class MemoryIndex(ABC):
         """Similarity of every memory that shares a word with the query."""
 
     def _shared(self, query: Counter[str]) -> Counter[int]:
-        """How many different words of the query each memory contains."""
         return Counter(index for word in query if word in self.postings for index in self.postings[word][0])
 
 
@@ -118,7 +107,7 @@ class Jaccard(MemoryIndex):
 @dataclass
 class TfIdf(MemoryIndex):
     def _scores(self, query: Counter[str]) -> dict[int, float]:
-        """Cosines; memories without a word of the query have 0 and are omitted."""
+        """Cosines, without those of 0: of memories without a word of the query."""
         weights = {word: math.log((1 + self.size) / (1 + len(p[0]))) + 1 for word, p in self.postings.items()}
         weighted = {word: count * weights[word] for word, count in query.items() if word in weights}
         if not weighted:
@@ -173,7 +162,6 @@ class MemoryHistory:
     texts: list[str] = field(default_factory=list)
 
     def add(self, step: int, ids: list[int], text: str) -> None:
-        """Store a memory under the step that wrote it."""
         self.index.add(text)
         self.steps.append(step)
         self.memories.append(ids)

@@ -78,7 +78,6 @@ class UnitWords:
 
     @classmethod
     def of(cls, text: str) -> UnitWords:
-        """The words of `text` as one sentence."""
         words = Sentence()
         for sentence in worded(text):
             words.extend(sentence)
@@ -108,12 +107,10 @@ def name_runs(words: Sentence) -> list[list[int]]:
 
 
 def acronym(words: Sentence, run: Sequence[int]) -> str:
-    """First letters of names."""
     return "".join(words.exact[index][0] for index in run)
 
 
 def content_of(sentences: Sequence[Sentence]) -> list[str]:
-    """Content words."""
     return [
         exact
         for sentence in sentences
@@ -308,7 +305,6 @@ class Match:
         return range(0)
 
     def _has_pronoun_before(self, word: int) -> bool:
-        """True if the window has a pronoun shortly before its counterpart of a word."""
         return any(
             True
             for number, index in self.found.get(word, ())
@@ -422,7 +418,6 @@ def _pronouns(*sentences: Sentence) -> int:
 
 
 def _exchange(content: Sequence[int], one: Sequence[int], other: Sequence[int]) -> Iterator[int]:
-    """`content` with two of its parts exchanged."""
     for i in content:
         if i in (one[0], other[0]):
             yield from other if i == one[0] else one

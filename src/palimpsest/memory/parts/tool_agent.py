@@ -166,21 +166,18 @@ class ToolAgentPolicy(MemoryPolicy):
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Schemas of the tools."""
         return tuple(tool.spec for tool in self.built)
 
     def messages(self) -> tuple[str, str]:
         return self.texts.system, self.texts.user
 
     def shown_texts(self) -> tuple[str, ...]:
-        """Names of the texts that these options show."""
         return ("user", "result")
 
     def wording(self) -> Wording:
         return Wording(self.texts, self.shown_texts())
 
     def template(self, codec: Codec, user: str, slots: tuple[str, ...] = ("question",)) -> Template:
-        """The opening with this user message."""
         functions = [spec.function() for spec in self.specs] if self.texts.schemas else []
         names = " ".join(spec.name for spec in self.specs)
         return opening(
@@ -202,7 +199,6 @@ class ToolAgentPolicy(MemoryPolicy):
         return calls_in(sampled_text(completion.token_ids, codec), self.style(codec), schemas)
 
     def begin(self, problem: Problem, codec: Codec) -> History:
-        """The history before an episode's first turn."""
         opening = self.template(codec, self.messages()[1]).fill({"question": codec.encode(problem.question)})
         return History(chat_pieces(codec), opening)
 
@@ -324,7 +320,6 @@ class ToolAgentPolicy(MemoryPolicy):
         return f"{text[:head]} {mark} {text[len(text) - (self.tool_chars - head) :]}"
 
     def _result(self, episode: ToolEpisode, call: Found, answer: Said) -> Result:
-        """The result of a call under a new id, and the event that counts it."""
         result_id = self.result_id(episode.problem, episode.results)
         episode.results += 1
         text, name = answer.text, call.name if isinstance(call, ToolCall) else None

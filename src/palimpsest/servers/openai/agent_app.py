@@ -1,7 +1,7 @@
 """OpenAI-compatible agent server: routes, metrics and options.
 
     POST /v1/chat/completions           POST /v1/responses
-    GET /v1/models                      GET /health  /ready  /metrics (Prometheus text)
+    GET /v1/models   /  (this list)     GET /health  /ready  /metrics (Prometheus text)
 
 Guaranteed: all guarantees of servers/http_service.py and servers/request_log.py; with a key, every path but /health and
 /ready requires it; every error is OpenAI's error object; bodies, their sum, and running and waiting episodes are
@@ -86,6 +86,7 @@ _THREADS = 2
 """Documents to encode or search for quotes at the same time."""
 _OPEN = ("/health", "/ready")
 """Paths without the key: probes have none, and learn only that the server runs."""
+_DOCS = "https://github.com/palimpsest-rl/palimpsest/blob/main/docs/reference/server-api.md"
 
 
 class AgentService:
@@ -111,17 +112,22 @@ class AgentService:
         self._chat = ChatRoutes(agent, model, self.episodes, self._options.ignore_unsupported)
 
     def app(self) -> Starlette:
-        app = self._guard.app(
-            (
-                ("/v1/chat/completions", "POST", lambda request: self._chat.answer(request, chat_body, ChatReply)),
-                ("/v1/responses", "POST", lambda request: answer_response(self._chat, request)),
-                ("/v1/models", "GET", lambda _: json_response({"object": "list", "data": [self._shown()]})),
-                ("/v1/models/{model:path}", "GET", self._named),
-                ("/health", "GET", lambda _: json_response({"status": "ok"})),
-                ("/ready", "GET", lambda _: json_response({"status": "ready"})),
-                ("/metrics", "GET", self._metrics),
-            )
+        routes = (
+            ("/v1/chat/completions", "POST", lambda request: self._chat.answer(request, chat_body, ChatReply)),
+            ("/v1/responses", "POST", lambda request: answer_response(self._chat, request)),
+            ("/v1/models", "GET", lambda _: json_response({"object": "list", "data": [self._shown()]})),
+            ("/v1/models/{model:path}", "GET", self._named),
+            ("/health", "GET", lambda _: json_response({"status": "ok"})),
+            ("/ready", "GET", lambda _: json_response({"status": "ready"})),
+            ("/metrics", "GET", self._metrics),
         )
+        about = {
+            "service": "palimpsest: an agent behind the API of OpenAI",
+            "models": [self._model],
+            "paths": [f"{method} {path}" for path, method, _ in routes],
+            "documentation": _DOCS,
+        }
+        app = self._guard.app((("/", "GET", lambda _: json_response(about)), *routes))
         if self._options.cors_origins:
             app.add_middleware(CORSMiddleware, allow_origins=self._options.cors_origins, **_CORS)
         if self._options.log_requests:

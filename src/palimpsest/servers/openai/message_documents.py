@@ -119,7 +119,6 @@ def tagged(message: str, takes: Takes) -> SplitMessage | None:
 
 
 def _split_around(texts: list[Named], before: str, tagged_question: str, after: str, takes: Takes) -> SplitMessage:
-    """Find the question: in question tags, under a label, after or before the texts; divide one that is too long."""
     question, rest = (before, after) if not after or (asks(before) and not asks(after)) else (after, before)
     label = _last(_QUESTION, question)
     instructions: tuple[str, ...] = (rest,)
@@ -149,7 +148,6 @@ def _pairs(message: str) -> list[_Pair]:
 
 
 def _tree(pairs: list[_Pair]) -> list[tuple[_Pair, list[_Pair]]]:
-    """Outermost pairs, each with the outermost pairs inside it."""
     tree, inner_end = list[tuple[_Pair, list[_Pair]]](), 0
     for pair in pairs:
         if not tree or pair.start >= tree[-1][0].end:
@@ -374,7 +372,6 @@ def _before_question(message: str) -> SplitMessage | None:
 
 
 def _held(named: Named, question: str, *instructions: str) -> SplitMessage | None:
-    """None without a text or a question."""
     name, text = named
     if not text.strip() or not question.strip():
         return None

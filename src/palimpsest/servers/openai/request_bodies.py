@@ -316,7 +316,6 @@ def _decoded(data: str, where: str) -> tuple[str, bytes]:
 
 
 def user_text(messages: Sequence[Message]) -> str:
-    """The user's last text."""
     return next((message.text for message in reversed(messages) if message.role == "user" and message.text.strip()), "")
 
 
@@ -339,5 +338,4 @@ def unsupported(name: str, advice: str) -> Refused:
 
 
 def invalid(param: str, detail: str) -> Refused:
-    """The error for a wrong value."""
     return Refused(400, f"{param}: {detail}", code="invalid_value", param=param)

@@ -156,7 +156,6 @@ def _of_earlier(messages: Sequence[Message]) -> SplitMessage:
 
 
 def _marked(message: str, takes: Takes) -> SplitMessage | None:
-    """Split the user's last message, if tags, labels or keys mark its parts."""
     if (split := tagged(message, takes) or keyed(message)) is not None:
         return split
     return split if (split := labelled(message)) and takes(split.question) else None
@@ -180,7 +179,6 @@ def _unmarked(message: str, has_question: bool, other: bool, takes: Takes) -> Sp
 
 
 def _document(texts: Sequence[Named]) -> TextDocument:
-    """Joins texts without names. Raises DataError for an empty text."""
     if any(name for name, _ in texts):
         return document_of([(name or "document", text) for name, text in texts])
     return document_of([("document", "\n\n".join(text for _, text in texts))])

@@ -144,7 +144,6 @@ def _call(row: Row, call: Any, field: str, memory_first: bool) -> dict[str, Any]
 
 
 def _list(row: Row, value: Any, name: str) -> list[Any]:
-    """A list, or the JSON text of one."""
     items = _parsed(row, value, name) if isinstance(value, str) else value
     if not isinstance(items, list):
         raise DataError(f"{row.where}: {name} must be a list, is {type(items).__name__}: {items!r:.60}")
@@ -242,7 +241,6 @@ def _pieces(conversation: Conversation, codec: Codec) -> list[str]:
 
 
 def _check_shown(conversation: Conversation, pieces: list[str]) -> None:
-    """Raise DataError for calls or tools that the template omits."""
     for index, piece in zip(conversation.trained, pieces[1:], strict=True):
         if any(name not in piece for name in called(conversation.messages[index])):
             _refuse(conversation, index, "the model's chat template doesn't render tool calls")

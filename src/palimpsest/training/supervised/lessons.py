@@ -140,13 +140,11 @@ class Lessons:
         return AnswerScene(evidence.question, tuple(held), distractors, evidence.answer if answerable else UNKNOWN)
 
     def _fact(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
-        """A fact as in documents, sometimes evidence."""
         if rng.random() < EVIDENCE:
             return world.sentence(*rng.choice(evidence.chain), rng)
         return self._other(world, evidence, rng)
 
     def _other(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
-        """A fact as in documents, never evidence."""
         while True:
             draw = rival if rng.random() < fmean(self.data.competing_facts) else rng.choice((near_miss, distractor))
             if (sentence := draw(world, evidence, rng)) not in FILLER:
@@ -177,7 +175,6 @@ class Lessons:
     def _drawn(
         self, facts: Sequence[str], older: Sequence[str], section: Sequence[str], rng: random.Random
     ) -> list[str]:
-        """Facts that a reply writes for any question: from the section, older ones, or both; empty: no change."""
         draw = rng.random()
         if self.policy.may_keep and SECTION_ALONE <= draw < SECTION_ALONE + OLDER_ALONE:
             return []
@@ -188,7 +185,6 @@ class Lessons:
         return rng.sample(pool, most if rng.random() < FULL else rng.randint(1, most))
 
     def _completed(self, leading: list[str], section: Sequence[str], rng: random.Random) -> list[str]:
-        """Facts that lead to the answer, and as many of the section as fit."""
         rest = [fact for fact in dict.fromkeys(section) if fact not in leading]
         rng.shuffle(rest)
         return [*leading, *rest][: self._room([*leading, *rest])]
@@ -205,7 +201,6 @@ class Lessons:
         return self.codec.encode(f" {rng.choice(sorted(names))}") if names else None
 
     def _answering(self, scene: AnswerScene, most: int, rng: random.Random) -> tuple[Prompt, list[int]]:
-        """Prompt and reply: the evidence dealt over the policy's slots, other facts in the remaining room."""
         slots: list[list[str]] = [[], []] if "recalled" in self.answer.slots else [[]]
         held = _deal(scene.evidence, slots, most, rng)
         room = sum(most - len(slot) for slot in slots)
@@ -228,7 +223,6 @@ class Lessons:
         return [i for fact in facts for i in self.codec.encode(" " + fact)]
 
     def _room(self, facts: Sequence[str]) -> int:
-        """Number of `facts` that fit into a memory, counting the longest first."""
         lengths = sorted((len(self.codec.encode(" " + fact)) for fact in facts), reverse=True)
         return max(1, sum(1 for end in range(1, len(lengths) + 1) if sum(lengths[:end]) <= self.policy.memory_tokens))
 
@@ -258,7 +252,6 @@ def _leading(evidence: Sequence[frozenset[str]], facts: Sequence[str]) -> list[s
 
 
 def _deal(pieces: Sequence[str], slots: Sequence[list[str]], most: int, rng: random.Random) -> bool:
-    """Append each piece to a random slot with fewer than `most`; False if a piece does not fit."""
     for piece in pieces:
         open_slots = [slot for slot in slots if len(slot) < most]
         if not open_slots:

@@ -60,7 +60,6 @@ class Script:
     prepared: Any = field(default=None, init=False)
 
     def played(self, index: int) -> Trajectory:
-        """The episode."""
         self.prepared = self.policy.prepare(self.problem, self.codec)
         with ThreadPoolExecutor(1) as thread:  # for callers inside an event loop
             ended = thread.submit(asyncio.run, self.policy.run(self.problem, self)).result()
@@ -149,7 +148,6 @@ class Reader(Script):
         return next((part for part in parts if any(gold in part for gold in self.problem.answers)), parts[0])
 
     def _fitting(self, pieces: Sequence[str]) -> list[int]:
-        """The first pieces that fit, joined."""
         ids = list[int]()
         for end in range(1, len(pieces) + 1):
             joined = self.codec.encode(" ".join(pieces[:end]))
@@ -234,7 +232,6 @@ class Teacher(Script):
         return self._answer(text)
 
     def _in_sight(self, text: str, kind: str) -> list[str]:
-        """Ids of one tool's results in the prompt."""
         made = (self.policy.result_id(self.problem, number) for number, one in enumerate(self.kinds) if one == kind)
         return [one for one in made if self.policy.shown(one, "") in text]
 
@@ -258,7 +255,6 @@ class Teacher(Script):
         return "".join(notes) or f" {UNKNOWN}."
 
     def _answer(self, text: str) -> str:
-        """Notes of the facts in the prompt, and their answers."""
         steps = self._visible_steps(text)
         last = {step.objective: step for step in self.steps}
         values = {name: self._value(name) if step in steps else UNKNOWN for name, step in last.items()}
@@ -269,7 +265,6 @@ class Teacher(Script):
         return f"{notes} FINAL_ANSWER: {{{inner}}}"
 
     def _visible_steps(self, text: str) -> list[SearchStep]:
-        """Earlier steps whose fact is in the prompt."""
         return [step for step in self.steps[: self.searched] if step.fact in text]
 
     def _note(self, step: SearchStep) -> str:

@@ -116,7 +116,6 @@ class SupervisedTrainer:
         return [self._epoch(slot // len(self.trajectories))[slot % len(self.trajectories)] for slot in places]
 
     def _epoch(self, epoch: int) -> list[int]:
-        """Order of one epoch; the latest is cached."""
         if self._order[0] != epoch:
             order = list(range(len(self.trajectories)))
             keyed_random(self.config.seed, "sft", epoch).shuffle(order)

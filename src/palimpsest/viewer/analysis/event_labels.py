@@ -131,7 +131,7 @@ def replayed_in_words(what: Replayed) -> str:
 def _recalled(what: Recalled) -> str:
     if what.chunk is None:
         return f'recall of "{what.query}": no match'
-    return f'recall of "{what.query}": the memory after chunk {ordinal(what.chunk)}'
+    return f'recall of "{what.query}": the memory after section {ordinal(what.chunk)}'
 
 
 def _written(what: MemoryWritten) -> str:
@@ -166,8 +166,8 @@ _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     EmptyMemoryKept: lambda it: "empty reply: the memory stays unchanged",
     ReplyMalformed: _malformed,
     Recalled: _recalled,
-    PastShown: lambda it: f"the next prompt contains the memory after chunk {ordinal(it.chunk)}",
-    ReadingEnded: lambda it: f"reading ends after chunk {ordinal(it.chunk)}; {it.unread} unread",
+    PastShown: lambda it: f"the next prompt contains the memory after section {ordinal(it.chunk)}",
+    ReadingEnded: lambda it: f"reading ends after section {ordinal(it.chunk)}; {it.unread} unread",
     ToolCalled: _called,
     ToolFailed: _failed,
     Pruned: lambda it: f"deleted {', '.join(it.deleted)}; {it.context_tokens} tokens of the prompt remain",

@@ -81,14 +81,13 @@ def _runs(pairs: Sequence[tuple[int, int]]) -> list[EqualRun]:
 
 
 def _legible(runs: list[EqualRun], before: int, after: int) -> list[EqualRun]:
-    """Runs without chance matches: those shorter than the changes on either side are removed."""
+    """Runs without chance matches, which are shorter than the changes on either side."""
     ends = [EqualRun(0, 0, 0), *runs, EqualRun(before, after, 0)]
     changed = [max(b.before - a.before - a.length, b.after - a.after - a.length) for a, b in pairwise(ends)]
     return [run for run, left, right in zip(runs, changed, changed[1:], strict=False) if run.length >= min(left, right)]
 
 
 def _pairs(before: Sequence[Hashable], after: Sequence[Hashable], part: _Part, depth: int) -> Iterator[tuple[int, int]]:
-    """Positions of equal words in a part of both texts."""
     (a, a_end), (b, b_end) = part
     while a < a_end and b < b_end and before[a] == after[b]:
         yield a, b
@@ -340,7 +339,6 @@ class _Places:
 
 
 def part_of(piece: WordPiece, words: Span, before: TokenWords, after: TokenWords) -> WordPiece:
-    """Some words of a kept or moved piece."""
     if piece.source is None:
         return _piece(after, words, piece.origin, None)
     moved = piece.source.words[0] - piece.words[0]

@@ -75,7 +75,6 @@ class GroupForest:
         return sum(node.end - node.start for node in self.nodes)
 
     def tokens(self, node: Node) -> Tokens:
-        """Token ids of a node."""
         return self.rows[node.rows[0]].tokens[node.start : node.end]
 
 
@@ -110,7 +109,6 @@ def computed(segments: Sequence[tuple[Segment, Sequence[float]]]) -> Computed:
 
 
 def prefix_forest(trajectories: Sequence[Trajectory]) -> GroupForest:
-    """Forest of all segments of some trajectories."""
     rows = [
         _row(rollout, number, segment)
         for rollout, trajectory in enumerate(trajectories)
@@ -238,7 +236,6 @@ def trained_rows(group: Group, credit: CreditConfig | None) -> list[tuple[Segmen
 
 
 def _why_not(group: Group, credit: CreditConfig) -> str | None:
-    """Reason why the viewer does not assign credit again; None if it does."""
     if sum(map(tokens_of, group.trajectories)) > _MOST:
         return "the group has too many tokens for the viewer to assign credit"
     if not {credit.adv_estimator, str(credit.options.get("outcome", "mean"))} <= {*KINDS["rule"].shipped}:
@@ -254,5 +251,4 @@ def _difference(group: Group, what: str) -> Advantages:
 
 
 def tokens_of(trajectory: Trajectory) -> int:
-    """Number of tokens in all prompts and completions."""
-    return sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in trajectory.turns)
+    return trajectory.prompt_tokens + trajectory.sampled_tokens

@@ -60,15 +60,12 @@ class Blamed:
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """Words of the queried memory, and their position in an earlier one."""
-
     at: int
     length: int
     last: int
     """Position in the queried memory."""
 
     def part(self, start: int, end: int) -> _Followed:
-        """The words in [start, end) of the earlier memory."""
         start, end = max(start, self.at), min(end, self.at + self.length)
         return _Followed(start, end - start, self.last + start - self.at)
 
@@ -134,7 +131,6 @@ def _between_steps(story: Story, at: int, followed: Sequence[_Followed], traced:
 
 
 def _carried(runs: Sequence[EqualRun], followed: Sequence[_Followed]) -> tuple[list[_Followed], list[_Followed]]:
-    """Words that runs carry back, and the rest."""
     carried, new = [], []
     for words in followed:
         done, end = words.at, words.at + words.length
@@ -194,7 +190,6 @@ def _blamed(story: Story, number: int, trace: _Trace) -> Blamed:
 
 
 def _source(story: Story, at: int, words: _Followed, piece: WordPiece) -> SourcePlace | None:
-    """Position of a piece's words in its source."""
     assert piece.source is not None
     text = next((text for name, text in story.sight(at) if name == piece.source.name), None)
     if text is None:

@@ -132,7 +132,6 @@ def in_order(modules: Mapping[str, str], main: str = MAIN) -> list[str]:
 
 
 def _module(name: str, text: str) -> str:
-    """A module as an immediately called function that returns the module's exports."""
     exported = _EXPORT.findall(text)
     body = _IMPORT.sub(lambda match: _bound(name, match[1], match[2]), _EXPORT.sub("", text))
     if other := _OTHER.search(body):
@@ -154,7 +153,6 @@ def _resolved(name: str, path: str) -> str:
 
 
 def _parted(index: str) -> tuple[str, str, str]:
-    """The text before the style links, the links, and the text after them."""
     links = _STYLES.search(index)
     if links is None or any(index.count(part) != 1 for part in (_HTML, _CHARSET, _TITLE, _MAIN)):
         raise ValueError("index.html lacks the style links or the script")
@@ -315,7 +313,6 @@ def _episodes(
 
 
 def _measures(answers: ViewerApi, export: Export, at: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Add measures of kept and hallucinated memory for the groups of selected episodes."""
     groups, measured = list(dict.fromkeys(group for group, _ in export.episodes)), dict[str, Any]()
     for start in range(0, len(groups), MOST_MEASURED):
         query = {"groups": ",".join(map(str, groups[start : start + MOST_MEASURED]))}
@@ -355,7 +352,6 @@ def left_out(what: str, error: PalimpsestError) -> str:
 
 
 def _episode(answers: ViewerApi, export: Export, at: str, index: EpisodeIndex) -> bool:
-    """Add an episode completely or not at all; True if it was added."""
     before, size = dict(export.answers), export.size
     group = f"{at}/groups/{index[0]}"
     episode, turn = f"{group}/rollouts/{index[1]}", 0
@@ -375,7 +371,6 @@ def _episode(answers: ViewerApi, export: Export, at: str, index: EpisodeIndex) -
 
 
 def _strips(answers: ViewerApi, export: Export) -> None:
-    """Add tokens and blame of the turns until the size limit."""
     left = 0
     for path in [path for path in export.answers if re.search(r"/turns/\d+$", path)]:
         if export.size > _BYTES:
@@ -389,7 +384,6 @@ def _strips(answers: ViewerApi, export: Export) -> None:
 
 
 def _if_available(answers: ViewerApi, export: Export, path: str, query: Mapping[str, str] | None = None) -> Any:
-    """The answer at a path; None, with a note, if it is unavailable."""
     try:
         return export.add(answers, path, query)
     except PalimpsestError as error:

@@ -83,7 +83,6 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
 def _recorded(
     answers: ViewerApi, source: Source, step: str | None, only: Sequence[EpisodeIndex]
 ) -> tuple[list[Recorded], list[str]]:
-    """The selected episodes of a step, by default all, and the omissions."""
     if step is None:
         raise ConfigError(f"--export: {source.name} has no record of episodes")
     index = answers.records.index(source, step)
@@ -134,8 +133,8 @@ def sample_of(group: Group, index: int) -> Sample:
         reason=grade.reason,
         length=None,
         turns=len(trajectory.turns),
-        prompt_tokens=sum(len(turn.prompt_ids) for turn in trajectory.turns),
-        sampled_tokens=sum(len(turn.completion.token_ids) for turn in trajectory.turns),
+        prompt_tokens=trajectory.prompt_tokens,
+        sampled_tokens=trajectory.sampled_tokens,
         metrics=dict(grade.breakdown),
         draw=trajectory.rollout if isinstance(trajectory.rollout, int) else index,  # text: not a JSON number
     )
@@ -255,5 +254,4 @@ def _usage(samples: Sequence[Sample]) -> dict[str, int]:
 
 
 def _id(*fields: object) -> str:
-    """22 characters, equal for equal fields."""
     return hashlib.blake2b(repr(fields).encode("utf-8", "replace"), digest_size=11).hexdigest()

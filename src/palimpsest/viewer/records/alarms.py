@@ -107,7 +107,6 @@ class Watched:
         return whole(self.metrics[-1], "step", 0) if self.metrics else 0
 
     def values(self, key: str) -> list[float]:
-        """The values of all steps with the metric."""
         return [float(row[key]) for row in self.metrics if is_number(row.get(key))]
 
     def late(self, key: str) -> float | None:
@@ -147,14 +146,12 @@ def _no_signal(run: Watched) -> Iterator[Alarm]:
 
 
 def _share_of_outcomes(run: Watched, outcome: str) -> float | None:
-    """Share of an outcome in the episodes of the last steps; None for too few steps."""
     rows = run.metrics[-WINDOW:]
     counts, played = (sum(_outcomes(row, prefix) for row in rows) for prefix in (outcome, ""))
     return counts / played if len(rows) >= FEWEST and played else None
 
 
 def _outcomes(row: Row, prefix: str = "") -> float:
-    """Episodes of a step whose outcome starts with `prefix`."""
     counts = (row[key] for key in row if key.startswith(f"outcome/{prefix}"))
     return sum(float(count) for count in counts if is_number(count))
 

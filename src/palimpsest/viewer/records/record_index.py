@@ -92,8 +92,6 @@ _FRAME = TypeAdapter(IndexedFrame)
 
 @dataclass(slots=True)
 class _Read:
-    """State of a file read so far."""
-
     identity: tuple[int, int]
     next: int = 0
     """Start of the first unread piece."""
@@ -174,7 +172,6 @@ class RecordIndex:
         return read
 
     def _advance(self, file: BinaryIO, read: _Read) -> None:
-        """Read the new pieces, up to the end or the first damaged one."""
         try:
             while (piece := next_piece(file, read.next, compressed=self._compressed)) is not None:
                 content = content_of(file, piece, compressed=self._compressed)
@@ -235,7 +232,6 @@ def _is_same(read: _Read, state: os.stat_result) -> bool:
 
 
 def _indexed(record: Path) -> Iterator[IndexedFrame]:
-    """The complete lines of a record's index, up to the first invalid one; empty without an index."""
     path = index_of(record)
     try:
         lines = b"" if leads_out(path.parent, path) else read_regular(path, MOST_BYTES)
@@ -246,7 +242,6 @@ def _indexed(record: Path) -> Iterator[IndexedFrame]:
 
 
 def _ends_with(file: BinaryIO, end: int, check: str) -> bool:
-    """True if the frame before `end` has this checksum."""
     if not _CHECK_BYTES <= end < 1 << 62:
         return False
     file.seek(end - _CHECK_BYTES)

@@ -257,7 +257,6 @@ def episode_key(sample: Sample) -> EpisodeKey:
 
 
 def by_key(samples: Iterable[Sample]) -> dict[EpisodeKey, Sample]:
-    """Samples by the key of their episode."""
     return {episode_key(sample): sample for sample in samples}
 
 

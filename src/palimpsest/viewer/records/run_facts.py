@@ -95,7 +95,6 @@ class RunFacts:
         }
 
     def alarms(self, source: Source) -> list[Alarm]:
-        """Alarms of a run, most severe first."""
         timings = self.files.rows(source.path / TIMINGS)
         status = self.status(source)
         return alarms(
@@ -110,7 +109,6 @@ class RunFacts:
         )
 
     def status(self, source: Source) -> Status:
-        """Status of a run."""
         steps = steps_of(self.config(source))
         rows = [self.files.rows(source.path / name) for name in (METRICS, EVENTS)]
         return status_of_run(source.path, rows[0], rows[1], steps)
@@ -136,7 +134,6 @@ class RunFacts:
         return (name,) if isinstance(name, str) else ()
 
     def _configured(self, source: Source) -> tuple[dict[str, Any], str | None]:
-        """A configuration, and the reason why it is unreadable."""
         path = source.path / (CONFIG if source.kind is SourceKind.RUN else IDENTITY)
         if leads_out(source.path, path):
             return {}, None  # `_linked_out` names it
@@ -160,7 +157,6 @@ class RunFacts:
 
 
 def _linked_out(source: Source) -> str | None:
-    """A message about files and folders that link out of a run or evaluation; None without any."""
     if source.kind is SourceKind.RECORD:
         return None
     names = [name for name in _READ if leads_out(source.path, source.path / name)]
@@ -209,7 +205,6 @@ def _status_of_files(source: Source) -> Status:
 
 
 def _config_in(path: Path) -> tuple[dict[str, Any], str | None]:
-    """The content of a configuration file, and the reason why it is not shown."""
     most = _MOST_BYTES[path.suffix]
     try:
         text = read_regular(path, most + 1)

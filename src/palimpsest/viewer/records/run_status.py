@@ -74,7 +74,6 @@ _EMPTY = _RowFile((), 0, ())
 
 
 def _row_file(path: Path, before: _RowFile) -> _RowFile:
-    """Content of a file; `before` if it is unchanged."""
     stat = path.stat()
     state = stat.st_ino, stat.st_size, stat.st_mtime_ns
     if state == before.state:

@@ -278,7 +278,7 @@ def is_record(path: Path) -> bool:
 
 
 def _walked(folder: Path, within: Path, depth: int) -> Iterator[tuple[SourceKind, Path]]:
-    """Sources in a folder inside `within`; links out of `within` are not followed."""
+    """Sources in a folder inside `within`; does not follow links out of `within`."""
     is_run, is_evaluation = (folder / CONFIG).is_file(), (folder / SAMPLES).is_file()
     if is_run:
         yield SourceKind.RUN, folder
@@ -296,7 +296,6 @@ def _walked(folder: Path, within: Path, depth: int) -> Iterator[tuple[SourceKind
 
 
 def _entries(folder: Path, within: Path) -> list[Path]:
-    """Entries of a folder by name, links last, except hidden ones and links out of `within`; empty if unreadable."""
     try:
         shown = (entry for entry in folder.iterdir() if not entry.name.startswith("."))
         entries = [entry for entry in shown if not entry.is_symlink() or not leads_out(within, entry)]
@@ -336,7 +335,6 @@ def last_change(paths: Iterable[Path]) -> float | None:
 
 
 def gone(source: Source) -> NotThere:
-    """The error for a removed source."""
     return NotThere(f"{source.path} was moved or deleted; start the viewer with the new path")
 
 

@@ -191,7 +191,6 @@ def _counts(diff: MemoryDiff, since: Sequence[int | None]) -> dict[str, int]:
 
 
 def _places(text: str, sentences: Sequence[str]) -> list[dict[str, Any]]:
-    """Sentences and their consecutive positions in a text."""
     rows, at = [], 0
     for sentence in sentences:
         start = text.find(sentence, at)
@@ -201,7 +200,6 @@ def _places(text: str, sentences: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _held(story: Story, number: int, sentences: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """Sentences hallucinated earlier, their position in the memory, and their turn."""
     text = story.words(story.steps[number].after).text
     return [{**_places(text, [sentence])[0], "turn": turn} for sentence, turn in sentences]
 

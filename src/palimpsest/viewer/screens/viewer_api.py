@@ -148,7 +148,6 @@ class ViewerApi:
     def _view(
         self, view: Callable[..., dict[str, Any]], query: Query, source: Source, step: str, group: str, *places: str
     ) -> Any:
-        """The view of a group or episode; in an evaluation also with its agent and part."""
         answer = self.opened.look(source, step, int(group), lambda opened: view(opened, *map(int, places)))
         log = self.samples.at(source, step) if "group" in answer else None
         draws = (sample for sample in log.samples if episode_key(sample)[0] == answer["group"]) if log else iter(())

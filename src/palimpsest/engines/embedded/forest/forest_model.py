@@ -241,7 +241,6 @@ class _Chunks:
     entropy_gradient: bool
 
     def of(self, number: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of one chunk from its states."""
         wanted = slice(self.bounds[number], self.bounds[number + 1])
         rows = self.rows[wanted] - number * self.size
         every = log_probabilities(self.head(hidden), self.temperature)

@@ -1,7 +1,7 @@
 // An episode: the strip of its turns with the fate of the evidence.
 // Each turn shows the memory, the prompt, blame, context blocks and tokens.
 
-import { badge, clear, el, factElement, headline, keepFocus, num } from "../dom.js";
+import { badge, clear, el, extractBoxed, factElement, headline, keepFocus, num } from "../dom.js";
 import { get } from "../api.js";
 import { apiPath, ordinal, routeHash, setTitle } from "../route.js";
 import { routeLink } from "../links.js";
@@ -359,7 +359,8 @@ function episodeHead(view, route) {
 
 function answerElement(view) {
   if (view.answer === null) return el("span", { class: "faint" }, "none");
-  return el("span", { title: view.answer }, view.answer.length > 240 ? view.answer.slice(0, 240) + "…" : view.answer);
+  const answer = extractBoxed(view.answer);
+  return el("span", { title: view.answer }, answer.length > 240 ? answer.slice(0, 240) + "…" : answer);
 }
 
 function turnHead(turnView, view) {
@@ -375,7 +376,7 @@ function turnHead(turnView, view) {
   const facts = [
     turnView.name,
     turnView.role && "role " + turnView.role,
-    row.chunk === null ? null : "chunk " + ordinal(row.chunk),
+    row.chunk === null ? null : "section " + ordinal(row.chunk),
     row.offset === null ? null : `after ${num(row.offset)} tokens`,
     `${num(turnView.prompt_tokens)} in, ${num(turnView.sampled_tokens)} out`,
     turnView.stop_reason === "stop" ? null : "stopped by " + turnView.stop_reason,

@@ -366,20 +366,15 @@ function columns(route, state) {
       name: "group",
       title: "Group",
       sort: true,
-      width: "3.4rem",
-      cell: (row) => routeLink({ ...groupRoute(row), screen: "group" }, null, "g" + row.group),
+      width: "4.6rem",
+      cell: (row) => routeLink({ ...groupRoute(row), screen: "group" }, null, "group " + row.group),
     },
     {
       name: "rollout",
       title: "Rollout",
       sort: true,
-      width: "4.4rem",
-      cell: (row) =>
-        routeLink(
-          { ...groupRoute(row), screen: "episode" },
-          null,
-          (isAvailable({ ...groupRoute(row), screen: "episode" }) ? "open " : "") + row.rollout,
-        ),
+      width: "4.8rem",
+      cell: (row) => routeLink({ ...groupRoute(row), screen: "episode" }, null, "rollout " + row.rollout),
     },
     ...(state.results
       ? [{
