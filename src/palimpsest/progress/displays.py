@@ -130,7 +130,7 @@ class _Counter:
         bars = display._bars
         assert bars is not None
         planned = next(display._plan, Stage(name, total))
-        fields = {"unit": planned.unit, "note": "", "inner": "", "before": done}
+        fields: dict[str, Any] = {"unit": planned.unit, "note": "", "inner": "", "before": done}
         id_ = bars.add_task(planned.name, total=total, completed=done, **fields)
         self._task = next(task for task in bars.tasks if task.id == id_)
         self._display, self._bars, self._opened = display, bars, opened

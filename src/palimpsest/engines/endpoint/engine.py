@@ -63,7 +63,7 @@ class EndpointSampler:
                 form.path,
                 body,
                 lambda answer: self._as_probed(answer, form.read(answer, prompt_ids, params)),
-                key=params.seed,
+                key=(params.seed,),
             )
         self._counts.prompt_tokens += answered.prompt_tokens or len(prompt_ids)
         self._counts.computed_prompt_tokens += (answered.prompt_tokens or len(prompt_ids)) - answered.cached_tokens

@@ -178,7 +178,7 @@ class Form:
 class TokenForm(Form):
     """Token ids."""
 
-    mode, path = "tokens", "completions"
+    mode, path = "tokens", "/completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         request: dict[str, Any] = {"prompt": list(prompt_ids)}
@@ -208,7 +208,7 @@ class TokenForm(Form):
 class TextForm(Form):
     """Text."""
 
-    mode, path = "completions", "completions"
+    mode, path = "completions", "/completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         """See `Form.body`. Raises SamplerError if the data contains a control token."""
@@ -222,7 +222,7 @@ class TextForm(Form):
 class ChatForm(Form):
     """Messages; the codec is a neutral one (text/chat.py)."""
 
-    mode, path = "chat", "chat/completions"
+    mode, path = "chat", "/chat/completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         try:
