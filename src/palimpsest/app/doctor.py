@@ -324,23 +324,21 @@ def _services(config: RunConfig) -> Iterator[DoctorCheck]:
     """Judge, search server and vLLM servers with an address in the configuration, each with the command that starts
     it."""
     if (judge := config.reward.judge) is not None:
-        words = ("vllm", "serve", _JUDGES.get(judge.model, judge.model), "--served-model-name", judge.model)
+        words = ["vllm", "serve", _JUDGES.get(judge.model, judge.model), "--served-model-name", judge.model]
         yield _service("judge", "reward.judge.url", judge.url, "/models", "data", words)
     source = str(((config.policy.options.get("tools") or {}).get("search") or {}).get("source", ""))
     if source.startswith(("http://", "https://")):
-        words = ("palimpsest", "retrieval", "serve", "CORPUS")
+        words = ["palimpsest", "retrieval", "serve", "CORPUS"]
         yield _service("search", "policy.options.tools.search.source", source, "/queue_status", "max_waiting", words)
     for url in config.sampler.urls:
-        words = ("env", "VLLM_SERVER_DEV_MODE=1", "vllm", "serve", "EXPORTED", "--enable-scale-out", "--load-format")
-        words += ("safetensors", "--generation-config", "vllm", "--dtype", config.model.dtype)
-        words += ("--logprobs-mode", logprobs_mode(config.sampling))
+        words = ["env", "VLLM_SERVER_DEV_MODE=1", "vllm", "serve", "EXPORTED", "--enable-scale-out", "--load-format"]
+        words += ["safetensors", "--generation-config", "vllm", "--dtype", config.model.dtype]
+        words += ["--logprobs-mode", logprobs_mode(config.sampling)]
         first = f"palimpsest export {shlex.quote(config.model.path)} --untied --out EXPORTED && "
         yield _service("sampler", "sampler.urls", url, "/health", "", words, first)
 
 
-def _service(
-    name: str, key: str, url: str, health: str, states: str, words: tuple[str, ...], first: str = ""
-) -> DoctorCheck:
+def _service(name: str, key: str, url: str, health: str, states: str, words: list[str], first: str = "") -> DoctorCheck:
     """`states`: key of the JSON at the path `health`, which tells the service from another program on its port."""
     try:
         parsed = check_address(url, key)
