@@ -48,8 +48,7 @@ LONGEST_PAUSE = 20.0
 ERROR_BYTES = 1 << 16
 """Bytes read of a reply with a status other than 200."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_FULL_S = 0.1  # between attempts to open a file
-_SCARCE_S = 60.0  # without idle connections after a lack of file descriptors
+_FULL_S, _SCARCE_S = 0.1, 60.0  # between attempts to open a file; without idle connections after a lack of them
 _KEPT_S = 4.0
 """Idle time of a connection, below the 5 s of common servers."""
 

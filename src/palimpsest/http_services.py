@@ -19,8 +19,6 @@ import orjson
 
 from palimpsest.errors import ConfigError, PalimpsestError
 
-_HIDDEN = "(redacted)"
-
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
@@ -88,7 +86,7 @@ def redacted(text: str, *secrets: str | None) -> str:
     """
     for secret in filter(None, secrets):
         if (form := _form_of(secret)).search(text):
-            text = re.sub(r"\\{0,4}" + form.pattern, _HIDDEN, text)
+            text = re.sub(r"\\{0,4}" + form.pattern, "(redacted)", text)
     return text
 
 
@@ -113,21 +111,6 @@ def error_in_reply(answer: Any, *secrets: str | None) -> str | None:
         return None
     text = error.get("message", error) if isinstance(error, dict) else error
     return f"{redacted(str(text), *secrets):.300}"
-
-
-def content_text(content: Any) -> str:
-    """Text of a chat message: a string, null, or the parts of a list that aren't thinking. Raises TypeError or
-    LookupError.
-
-    >>> content_text([{"type": "thinking", "thinking": []}, {"type": "text", "text": "tea"}]), content_text(None)
-    ('tea', '')
-    """
-    if isinstance(content, list):
-        texts = {"text": "text", "output_text": "text", "refusal": "refusal"}
-        return "".join(part[texts[part["type"]]] for part in content if part["type"] in texts)
-    if not isinstance(content, str | None):
-        raise TypeError("no text")
-    return content or ""
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

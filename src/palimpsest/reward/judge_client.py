@@ -26,11 +26,11 @@ from palimpsest.http_services import (
     RetryableError,
     ServiceDown,
     check_address,
-    content_text,
     error_in_reply,
     redacted,
     token_from,
 )
+from palimpsest.text.reply_tags import content_text
 
 _REFUSALS = (400, 422)
 

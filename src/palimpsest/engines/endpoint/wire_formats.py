@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from palimpsest.errors import UNSENDABLE, SamplerError
-from palimpsest.http_services import RetryableError, content_text, error_in_reply
+from palimpsest.http_services import RetryableError, error_in_reply
 from palimpsest.text.chat import messages_of
 from palimpsest.text.codec import Codec
+from palimpsest.text.reply_tags import content_text
 from palimpsest.types import SamplingParams, StopReason
 
 _MOST_STOPS = 4  # texts that OpenAI takes
