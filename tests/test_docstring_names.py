@@ -84,7 +84,7 @@ def test_every_name_in_a_docstring_exists(folder: str) -> None:
         ("Raises `GoneError` of http_services.py.", ["GoneError"]),
         ("see gone_module.py", ["gone_module.py"]),
         ("up to http_services.GONE_LIMIT", ["GONE_LIMIT", "http_services.GONE_LIMIT"]),
-        ("up to http_services.LONGEST_PAUSE, `ConfigError`", []),
+        ("up to http_connections.LONGEST_PAUSE, `ConfigError`", []),
     ],
 )
 def test_what_counts_as_stale(text: str, missing: list[str]) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from palimpsest.http_connections import Connections, Unanswered
+from palimpsest.http_connections import Connections
+from palimpsest.http_services import Unanswered
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"

@@ -84,7 +84,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "metrics": (850, 4),
     "models": (760, 4),
     "planning": (1000, 6),
-    "progress": (609, 4),
+    "progress": (401, 3),
     "report": (1265, 6),
     "retrieval": (820, 5),
     "reward": (1574, 7),

@@ -1,8 +1,8 @@
-"""HTTP connections to a service with aiohttp: under concurrency a request costs a third of its time in httpx2.
+"""JSON client of a service over aiohttp: under concurrency a request costs a third of its time in httpx2.
 
 Guaranteed: replies are streamed and never exceed the limit, neither as sent nor decompressed; no cookies, no redirects;
 a token is only in a header; a failure is a `RetryableError` of http_services.py; a request is sent again only if the
-service closed a reused connection before it replied.
+service closed a reused connection before it replied, or by `JsonClient` a bounded number of times.
 Not covered: encodings other than gzip and deflate, which are rejected.
 """
 
@@ -14,35 +14,43 @@ import resource
 import ssl
 import time
 import zlib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
 import certifi
 import orjson
 
-from palimpsest.http_services import Down, HttpReply, RetryableError
+from palimpsest.errors import PalimpsestError
+from palimpsest.http_services import (
+    BadReply,
+    Breaker,
+    Busy,
+    Down,
+    GaveUp,
+    HttpReply,
+    RetryableError,
+    ServiceDown,
+    Unanswered,
+    retry_after,
+)
+from palimpsest.seeding import Key, keyed_random
 
+T = TypeVar("T")
+
+LONGEST_PAUSE = 20.0
+"""Maximum seconds between two attempts, regardless of the service's request."""
 ERROR_BYTES = 1 << 16
 """Bytes read of a reply with a status other than 200."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_FULL_S = 0.1  # between attempts to open a file
-_SCARCE_S = 60.0  # without idle connections after a lack of file descriptors
+_FULL_S, _SCARCE_S = 0.1, 60.0  # between attempts to open a file; without idle connections after a lack of them
 _KEPT_S = 4.0
 """Idle time of a connection, below the 5 s of common servers."""
-
-
-class Unanswered(Down):
-    """No connection, or an incomplete reply after the time limit or a broken connection. One line."""
-
-
-class BadReply(RetryableError):
-    """An unusable reply: too long or wrongly encoded. One line."""
 
 
 class Connections:
@@ -182,3 +190,82 @@ def _decompressed(raw: bytes, encoding: str, limit: int, *, ok: bool) -> bytes:
     if len(body) > limit and ok:
         raise BadReply(f"the reply exceeds {limit} bytes when decompressed")
     return body[:limit]
+
+
+# ---- Client --------------------------------------------------------------------------------------------------
+
+
+class JsonClient:
+    """JSON requests to one service, with retries; subclasses name errors and limits. `close` it."""
+
+    error: ClassVar[type[PalimpsestError]]
+    """Raised for a failed request, on one line with the address."""
+    expected: ClassVar[str]
+    """The usual reply, for messages."""
+    reply_bytes: ClassVar[int]
+    retries_bad_replies: ClassVar[bool] = True
+    pause: float = 0.5
+    """Seconds before the second attempt; then it doubles."""
+
+    def __init__(
+        self, url: str, token: str | None, timeout_s: float, attempts: int, places: int, breaker: Breaker | None = None
+    ) -> None:
+        """`timeout_s`: of each of the `attempts`; `places`: concurrent requests."""
+        self.url, self.token = url, token
+        self._timeout_s, self._attempts = timeout_s, attempts
+        self._places = asyncio.Semaphore(places)
+        self._breaker: AbstractContextManager[None] = breaker or nullcontext()
+        self._connections = Connections(token=token, proxies_for=url)
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    async def post(
+        self, path: str, body: Mapping[str, Any], read: Callable[[Any], T], *, key: Sequence[Key], attempts: int = 0
+    ) -> T:
+        """Post `body` to `{url}{path}` and return `read` of the JSON reply. `read` may raise RetryableError, and
+        LookupError, TypeError, ValueError or AttributeError for a reply of another shape.
+
+        A longer pause that the service requests wins. `key` draws the exact pauses between the `attempts` (0: the
+        client's), so that requests that failed together don't return together.
+        """
+        count, last = attempts or self._attempts, RetryableError("no attempt yet")
+        for attempt in range(count):
+            try:
+                async with self._places:
+                    with self._breaker:  # checked last: it may have opened while this request waited
+                        return self._parsed(await self.sent("POST", f"{self.url}{path}", body), read)
+            except RetryableError as again:
+                if isinstance(again, BadReply) and not self.retries_bad_replies:
+                    raise self.error(f"{self.url}: {again}") from None
+                last = again
+            except ServiceDown as down:
+                raise self.gave_up(down) from None
+            if attempt + 1 < count:
+                delay = self.pause * 2.0 ** min(attempt, 30) * keyed_random("pause", *key, attempt).uniform(0.5, 1.0)
+                await asyncio.sleep(min(max(delay, last.pause or 0.0), LONGEST_PAUSE))
+        raise self.gave_up(GaveUp(f"gave up after {count} attempts: {last}", last))
+
+    async def sent(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> HttpReply:
+        """Reply of status 200 to one attempt. Raises RetryableError, and what `failure` returns."""
+        reply = await self._connections.ask(method, url, body, limit=self.reply_bytes, timeout_s=self._timeout_s)
+        if reply.status != 200:
+            raise self.failure(reply, f"status {reply.status}: {reply.quoted(300, self.token)}")
+        return reply
+
+    def failure(self, reply: HttpReply, message: str) -> Exception:
+        """The error for a reply of another status: a RetryableError, or one that no retry can fix."""
+        if reply.status in (408, 429):
+            return Busy(message, retry_after(reply.headers))
+        down = reply.status >= 500
+        return Down(message, retry_after(reply.headers)) if down else self.error(f"{self.url}: {message}")
+
+    def gave_up(self, end: GaveUp) -> PalimpsestError:
+        """The error after the last attempt."""
+        return self.error(f"{self.url}: {end}")
+
+    def _parsed(self, reply: HttpReply, read: Callable[[Any], T]) -> T:
+        try:
+            return read(reply.json())
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
+            raise BadReply(f"not {self.expected}: {reply.quoted(100, self.token)}") from None

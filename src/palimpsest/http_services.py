@@ -1,33 +1,23 @@
-"""Shared parts of HTTP clients: a service's address and token, its replies, retries. Connections: http_connections.py.
+"""Shared parts of HTTP clients: a service's address and token, its replies, retries. Client: http_connections.py.
 
 Guaranteed: an address that contains a user or a password is rejected, because configurations, records and messages
-would contain it; a token comes from the environment and is in no message; a request is sent a bounded number of times,
-with pauses drawn by its key.
+would contain it; a token comes from the environment and is in no message.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import orjson
 
 from palimpsest.errors import ConfigError, PalimpsestError
-from palimpsest.seeding import Key, keyed_random
-
-T = TypeVar("T")
-
-LONGEST_PAUSE = 20.0
-"""Maximum seconds between two attempts, regardless of the service's request."""
-
-_HIDDEN = "(redacted)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +86,7 @@ def redacted(text: str, *secrets: str | None) -> str:
     """
     for secret in filter(None, secrets):
         if (form := _form_of(secret)).search(text):
-            text = re.sub(r"\\{0,4}" + form.pattern, _HIDDEN, text)
+            text = re.sub(r"\\{0,4}" + form.pattern, "(redacted)", text)
     return text
 
 
@@ -121,21 +111,6 @@ def error_in_reply(answer: Any, *secrets: str | None) -> str | None:
         return None
     text = error.get("message", error) if isinstance(error, dict) else error
     return f"{redacted(str(text), *secrets):.300}"
-
-
-def content_text(content: Any) -> str:
-    """Text of a chat message: a string, null, or the parts of a list that aren't thinking. Raises TypeError or
-    LookupError.
-
-    >>> content_text([{"type": "thinking", "thinking": []}, {"type": "text", "text": "tea"}]), content_text(None)
-    ('tea', '')
-    """
-    if isinstance(content, list):
-        texts = {"text": "text", "output_text": "text", "refusal": "refusal"}
-        return "".join(part[texts[part["type"]]] for part in content if part["type"] in texts)
-    if not isinstance(content, str | None):
-        raise TypeError("no text")
-    return content or ""
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -165,6 +140,18 @@ class Down(RetryableError):
     """No reply, or a server error."""
 
 
+class Busy(RetryableError):
+    """The service is busy (408, 429)."""
+
+
+class Unanswered(Down):
+    """No connection, or an incomplete reply after the time limit or a broken connection. One line."""
+
+
+class BadReply(RetryableError):
+    """An unusable reply: too long, wrongly encoded, or of another shape. One line."""
+
+
 class GaveUp(Exception):
     """No attempt succeeded. One line; `last`: the last attempt's error."""
 
@@ -173,32 +160,8 @@ class GaveUp(Exception):
         self.last = last
 
 
-class ServiceDown(Exception):
-    """Not called: the service was down in too many attempts. One line; `last`: the last attempt's error."""
-
-    def __init__(self, message: str, last: str) -> None:
-        super().__init__(message)
-        self.last = last
-
-
-async def attempted(
-    once: Callable[[], Awaitable[T]], *, attempts: int, pause: float, key: Sequence[Key], longest: float = LONGEST_PAUSE
-) -> T:
-    """Call `once`, again after each `RetryableError`, at most `attempts` times. Raises GaveUp.
-
-    The pause before the second attempt is up to `pause` seconds, then doubles; a longer pause that the service requests
-    wins. `key` draws the exact pause, so that requests that failed together don't return together.
-    """
-    last = RetryableError("no attempt yet")
-    for attempt in range(attempts):
-        try:
-            return await once()
-        except RetryableError as again:
-            last = again
-        if attempt + 1 < attempts:
-            delay = pause * 2.0 ** min(attempt, 30) * keyed_random("pause", *key, attempt).uniform(0.5, 1.0)
-            await asyncio.sleep(min(max(delay, last.pause or 0.0), longest))
-    raise GaveUp(f"gave up after {attempts} attempts: {last}", last)
+class ServiceDown(GaveUp):
+    """Not called: the service was down in too many attempts."""
 
 
 class Breaker:
@@ -211,21 +174,21 @@ class Breaker:
         self._since = 0.0
         """End of the first failure."""
         self._probe_at = 0.0
-        self._message = ""
+        self._last = Down("never called")
 
     def __enter__(self) -> None:
         now = time.monotonic()
         if self._failures < self._limit or now - self._since < self._patience_s:
             return
         if now < self._probe_at:
-            raise ServiceDown(f"down: {self._limit} attempts in a row failed", self._message)
+            raise ServiceDown(f"down: {self._limit} attempts in a row failed", self._last)
         self._probe_at = now + self._probe_s
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         now = time.monotonic()
         if isinstance(error, Down):
             self._since = self._since if self._failures else now
-            self._failures, self._message = self._failures + 1, str(error)
+            self._failures, self._last = self._failures + 1, error
             if self._failures >= self._limit and not self._probe_at:
                 self._probe_at = now + self._probe_s
         elif error is None or isinstance(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 
 from palimpsest.app import doctor
 from palimpsest.app.doctor import DoctorCheck, examine
+from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import RunError
 from palimpsest.files import hashes
@@ -29,6 +32,7 @@ from palimpsest.viewer.records.alarms import THRESHOLDS
 from support.command import Run
 from support.disks import no_file_over
 from support.fakes import NumberedSource, small_config
+from support.listening import listening
 from support.training import train
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -350,3 +354,66 @@ def test_a_resume_without_its_data_would_be_rejected(tmp_path: Path) -> None:
     config = RunConfig.model_validate(small_config().model_dump() | {"data": data})
     found = of_run(tmp_path / "run", config)["resume"]
     assert (found.status, "gone.jsonl" in found.reason) == ("fail", True)
+
+
+# ---- services of a recipe ------------------------------------------------------------------------------------
+
+
+MEMACT = ["reward.judge.url=http://127.0.0.1:{0}/v1", "policy.options.tools.search.source=http://127.0.0.1:{0}"]
+VLLM = ["sampler.name=vllm", "sampler.urls=[http://127.0.0.1:{0}]", "loss.importance_sampling_cap=null"]
+
+
+def services(port: int, *overrides: str) -> dict[str, DoctorCheck]:
+    config = load_recipe("memact-7b", [override.format(port) for override in (*MEMACT, *overrides)])
+    return {check.name: check for check in doctor._services(config)}
+
+
+def test_services_that_do_not_answer_fail_with_the_command_that_starts_them() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+    checks = services(number, *VLLM)
+    assert {name: check.status for name, check in checks.items()} == dict.fromkeys(
+        ("judge", "search", "sampler"), "fail"
+    )
+    port = ["--port", str(number)]
+    judge, search, sampler = (shlex.split(check.fix) for check in checks.values())
+    assert judge[:3] == ["vllm", "serve", "openai/gpt-oss-120b"]
+    assert judge[judge.index("--served-model-name") + 1] == "gpt-oss"
+    assert search[:4] == ["palimpsest", "retrieval", "serve", "CORPUS"]
+    assert sampler[:2] == ["palimpsest", "export"]
+    assert judge[-2:] == search[-2:] == sampler[-2:] == port
+    assert not list(doctor._services(load_recipe("memagent-7b")))
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        (b'HTTP/1.0 200 OK\r\n\r\n{"data": [], "max_waiting": 1}', "ok"),
+        (b"HTTP/1.0 401 Unauthorized\r\n\r\n", "ok"),  # it requires a key
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", "fail"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[]", "fail"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "fail"),
+    ],
+)
+def test_another_program_on_the_port_is_not_the_service(reply: bytes, found: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            self.rfile.readline()
+            self.wfile.write(reply)
+
+    with listening(Handler) as port:
+        assert {check.status for check in services(port).values()} == {found}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:abc", "[::1", "127.0.0.1:0"])
+def test_an_address_that_no_service_can_have_fails_with_its_key(address: str) -> None:
+    config = load_recipe("memact-7b", [f"policy.options.tools.search.source=http://{address}"])
+    search = list(doctor._services(config))[1]
+    assert search.status == "fail"
+    assert search.fix == "set policy.options.tools.search.source=http://127.0.0.1:PORT"
+
+
+def test_the_services_of_a_recipe_are_checks_after_the_machines(palimpsest: Run) -> None:
+    done = palimpsest("doctor", "memact-7b", "--json")
+    assert [check["name"] for check in json.loads(done.stdout)["checks"]] == [*MACHINE, "judge", "search"]
+    assert palimpsest("doctor", "no-such-recipe").returncode == 2

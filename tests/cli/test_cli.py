@@ -27,7 +27,6 @@ COMMANDS = (
     ["eval"],
     ["check"],
     ["doctor"],
-    ["services"],
     ["new"],
     ["recipes", "list"],
     ["recipes", "show"],

@@ -1,23 +1,23 @@
-"""Progress: how far, how long, how long still; one line on a terminal, plain lines where something moved elsewhere."""
+"""Progress displays: bars with messages above them on a terminal, occasional plain lines elsewhere."""
 
 from __future__ import annotations
 
 import io
-import itertools
 import re
-from collections.abc import Callable
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from palimpsest.progress.displays import Terminal
-from palimpsest.progress.reporter import Overall, Stage
+from palimpsest.progress.displays import Notebook, Terminal
+from palimpsest.progress.reporter import Stage
 
-PLAN = [Stage("lessons", 10, 1.0), Stage("training", 100, 2.0), Stage("evaluation", 50, 0.2)]
-"""10, 200 and 10 seconds."""
+PLAN = [Stage("training", 4, 2.0, "steps"), Stage("evaluation", 6, 0.2, "turns")]
 
 
 class Clock:
-    """Stands until it is moved."""
+    """Runs only when it is moved."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -26,143 +26,108 @@ class Clock:
         return self.now
 
 
-def test_one_eta_covers_all_stages_at_the_pace_of_this_machine() -> None:
-    clock = Clock()
-    work = Overall(PLAN, clock)
-    work.begin("lessons", 10)
-    assert work.eta == 220.0  # as planned, nothing being known of this machine
-    clock.now += 20
-    work.moved(10)
-    assert (work.elapsed, work.eta) == (20.0, 420.0)  # half as fast as planned
-    work.begin("steps", 100)
-    clock.now += 40
-    work.moved(10)
-    assert work.fraction == pytest.approx(30 / 220)
-    assert work.eta == pytest.approx(2 * 190)
-    clock.now += 5
-    assert work.eta == pytest.approx(2 * 190 - 5)  # the clock runs while nothing moves
-    assert work.words().startswith("training 10/100  elapsed 0:01:05  ETA 0:06:15")
-
-
-def test_what_another_process_has_done_counts_as_done_and_not_as_speed() -> None:
-    clock = Clock()
-    work = Overall(PLAN, clock)
-    work.begin("lessons", 10)
-    work.begin("steps", 100)  # the lessons were found finished
-    work.moved(80, before=True)
-    clock.now += 2
-    work.moved(81)
-    assert work.eta == pytest.approx(19 * 2 + 10)
-    work.begin("evaluation", 50, 40)
-    assert work.words().startswith("evaluation 40/50")
-    assert work.eta == pytest.approx(10 * 0.2)
-
-
-def test_the_share_of_a_stage_is_corrected_by_what_its_parts_take_here() -> None:
-    clock = Clock()
-    work = Overall(PLAN[1:], clock)
-    work.begin("steps", 100)
-    clock.now += 200
-    work.moved(100)
-    assert work.fraction == pytest.approx(200 / 210)
-    work.begin("evaluation", 50)
-    for turn in range(1, 11):  # 200 times slower than planned
-        clock.now += 40
-        work.moved(turn)
-    assert work.eta == pytest.approx(40 * 40)
-    assert work.fraction == pytest.approx(200 / 210)  # (200 + 400) / (200 + 2000) would be a step back
-    clock.now += 39 * 40
-    work.moved(49)
-    assert work.fraction == pytest.approx((200 + 1960) / (200 + 2000))
-
-
-def test_before_the_end_there_is_always_something_left() -> None:
-    clock = Clock()
-    work = Overall([Stage("training", 100_000, 1.0), Stage("evaluation", 10, 0.01)], clock)
-    work.begin("steps", 100_000)
-    clock.now += 100_000
-    work.moved(100_000)
-    work.begin("evaluation", 10)
-    assert work.fraction == 0.99
-    clock.now += 60  # and no turn is over
-    assert work.eta == pytest.approx(60, abs=1)
-    work.moved(9)
-    clock.now += 30
-    assert work.eta is not None
-    assert work.eta > 1
-    work.moved(10)
-    assert (work.fraction, work.eta) == (1.0, 0.0)
-
-
-def test_without_a_plan_the_eta_is_known_once_something_moved() -> None:
-    clock = Clock()
-    work = Overall([Stage("episodes", 4)], clock)
-    work.begin("episodes", 4)
-    assert "ETA ?" in work.words()
-    clock.now += 3
-    work.moved(1)
-    assert "episodes 1/4  elapsed 0:00:03  ETA 0:00:09" in work.words()
-
-
-def test_a_stage_may_have_other_parts_than_planned_or_not_be_planned_at_all() -> None:
-    work = Overall([Stage("training", 4, 1.0)], Clock())
-    work.begin("steps", 8)
-    work.moved(9)
-    assert work.words().startswith("training 8/8")
-    work.begin("report", 1)
-    assert work.words().startswith("report 0/1")
-
-
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """What a log holds of two steps, a message and an evaluation, which take hardly any time."""
-    clock = itertools.count(100.0, 1e-4).__next__
-    monkeypatch.setattr("palimpsest.progress.displays.time.monotonic", clock)
-    monkeypatch.setattr("palimpsest.progress.displays.Overall", lambda stages: Overall(stages, clock))
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("palimpsest.progress.displays.time.monotonic", made)
+    return made
+
+
+def numbers(stream: io.StringIO) -> list[int]:
+    """Done parts of each line."""
+    return [int(line.split()[3].partition("/")[0]) for line in stream.getvalue().splitlines()]
+
+
+# ---- plain lines ---------------------------------------------------------------------------------------------
+
+
+def test_a_line_has_the_stage_its_share_elapsed_time_eta_and_metrics(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Terminal(stream).stages(PLAN) as staged:
+        steps = staged.steps(4)
+        clock.now += 20
+        steps.step(1, {"reward/mean": 0.641, "reward/std": 0.48}, {"rollout_tokens_per_s": 1820.0})
+        steps.close()
+    metrics = "reward 0.641  std 0.480  sampling 1,820 tok/s"
+    assert stream.getvalue() == f"[ 25%] training 1/4 steps  elapsed 0:00:20  ETA 0:01:00  {metrics}\n"
+
+
+def test_lines_appear_for_the_first_and_last_part_of_a_stage_and_none_twice(clock: Clock) -> None:
     stream = io.StringIO()
     display = Terminal(stream)
-    with display.stages(PLAN[1:]) as staged:
+    with display.stages(PLAN) as staged:
         steps = staged.steps(4)
         for step in range(1, 5):
             steps.progress("rollout", 3, 8)
-            steps.step(step, {"reward/mean": 0.641, "reward/std": 0.48}, {"rollout_tokens_per_s": 1820.0})
+            steps.step(step, {}, {})
         steps.message("a line")
         steps.close()
         with staged.count("evaluation", 6, done=2) as tick:
             for _ in range(4):
                 tick()
-            tick()  # beyond the guess
+            tick()  # beyond the estimate
     display.message("the end")
-    return lambda: stream.getvalue().splitlines()
+    lines = [re.sub("  elapsed.*", "", line) for line in stream.getvalue().splitlines()]
+    assert lines == [
+        "[ 25%] training 1/4 steps", "[100%] training 4/4 steps", "a line",
+        "[ 50%] evaluation 3/6 turns", "[100%] evaluation 6/6 turns", "the end",
+    ]  # fmt: skip
 
 
-def test_without_a_terminal_lines_tell_elapsed_and_eta_now_and_then_and_none_comes_twice(
-    log: Callable[[], list[str]],
-) -> None:
-    first, last, message, begun, done, end = log()
-    assert re.fullmatch(
-        r"\[ \d+%\] training 1/4  elapsed 0:00:00  ETA 0:00:\d\d  reward 0.641  std 0.480  sampling 1,820 tok/s", first
-    )
-    assert "training 4/4" in last
-    assert (message, end) == ("a line", "the end")
-    assert "evaluation 3/6" in begun
-    assert re.match(r"\[100%\] evaluation 6/6  elapsed 0:00:00  ETA 0:00:00", done)
+def test_parts_done_before_count_as_done_and_not_as_speed(clock: Clock) -> None:
+    stream = io.StringIO()
+    resumed, late = Terminal(stream), Terminal(stream)
+    steps = resumed.steps(100)
+    steps.resumed(80)
+    clock.now += 2
+    steps.step(81, {}, {})
+    other = late.steps(100)  # nobody reported the 80
+    clock.now += 2
+    other.step(81, {}, {})
+    with Terminal(stream).count("episodes", 50, done=40) as tick:
+        clock.now += 3
+        tick()
+    assert [line.partition("ETA ")[2] for line in stream.getvalue().splitlines()] == ["0:00:38", "0:00:38", "0:00:27"]
 
 
-def test_a_long_stage_is_told_of_every_ten_seconds_where_something_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, stream = Clock(), io.StringIO()
-    monkeypatch.setattr("palimpsest.progress.displays.time.monotonic", clock)
+def test_work_that_was_done_before_has_no_time_left_and_unknown_speed_is_no_figure(clock: Clock) -> None:
+    stream = io.StringIO()
+    for done in (4, 0):
+        with Terminal(stream).count("episodes", 4, done=done):
+            pass
+    assert [line.partition("ETA ")[2] for line in stream.getvalue().splitlines()] == ["0:00:00", "?"]
+
+
+def test_a_stage_has_the_parts_that_it_reports_and_need_not_be_planned(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Terminal(stream).stages(PLAN[:1]) as staged:
+        staged.steps(8).step(8, {}, {})
+        with staged.count("report", 1) as tick:
+            tick()
+    assert [line.split("  ")[0] for line in stream.getvalue().splitlines()] == [
+        "[100%] training 8/8 steps", "[100%] report 1/1",
+    ]  # fmt: skip
+
+
+def test_a_long_stage_has_a_line_every_ten_seconds_with_progress(clock: Clock) -> None:
+    stream = io.StringIO()
     with Terminal(stream).count("episodes", 1000) as tick:
         for _ in range(30):
             clock.now += 1
             tick()
-    told = [int(line.split()[3].partition("/")[0]) for line in stream.getvalue().splitlines()]
-    assert told == [1, 11, 21, 30]
+        clock.now += 100
+    assert numbers(stream) == [1, 11, 21, 30]
 
 
-def test_a_long_step_shows_its_episodes_every_half_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, stream = Clock(), io.StringIO()
-    monkeypatch.setattr("palimpsest.progress.displays.time.monotonic", clock)
+def test_before_the_end_the_share_is_below_all(clock: Clock) -> None:
+    stream = io.StringIO()
+    with Terminal(stream).count("episodes", 1000) as tick:
+        tick(999)
+    assert stream.getvalue().startswith("[ 99%] ")
+
+
+def test_a_long_step_shows_its_episodes_every_half_minute(clock: Clock) -> None:
+    stream = io.StringIO()
     steps = Terminal(stream).steps(2)
     for episode in range(1, 65):
         clock.now += 1
@@ -174,7 +139,10 @@ def test_a_long_step_shows_its_episodes_every_half_minute(monkeypatch: pytest.Mo
     assert len(lines) == 3
 
 
-def test_on_a_terminal_there_is_one_line_and_messages_stand_above_it() -> None:
+# ---- in place ------------------------------------------------------------------------------------------------
+
+
+def test_on_a_terminal_messages_are_above_the_bar() -> None:
     stream = io.StringIO()
     display = Terminal(stream, live=True)
     steps = display.steps(20)
@@ -187,17 +155,38 @@ def test_on_a_terminal_there_is_one_line_and_messages_stand_above_it() -> None:
     assert "steps 2/20" in shown
 
 
-def test_a_run_that_goes_on_shows_at_once_what_was_done_before() -> None:
+def test_on_a_terminal_earlier_parts_are_shown_at_once() -> None:
     stream = io.StringIO()
     steps = Terminal(stream, live=True).steps(20)
     steps.resumed(12)
     steps.close()
     assert " 60% steps 12/20" in stream.getvalue()
-
-
-def test_on_a_terminal_what_was_done_before_is_shown_from_the_beginning_of_a_stage() -> None:
-    stream = io.StringIO()
-    plan = [Stage("evaluation", 8, 1.0)]
-    with Terminal(stream, live=True).stages(plan) as staged, staged.count("evaluation", 8, done=4):
+    with Terminal(stream, live=True).stages(PLAN[1:]) as staged, staged.count("evaluation", 8, done=4):
         pass
     assert "50% evaluation 4/8" in stream.getvalue()
+
+
+def test_a_notebook_updates_one_output(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Output:
+        shown: list[dict[str, str]] = []  # noqa: RUF012
+        opened = 0
+
+        def update(self, bundle: dict[str, str], *, raw: bool) -> None:
+            self.shown.append(bundle)
+
+    def display(bundle: dict[str, str], **_: Any) -> Output:
+        output.opened += 1
+        output.update(bundle, raw=True)
+        return output
+
+    output = Output()
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    with Notebook().count("<episodes>", 4) as tick:
+        for _ in range(4):
+            clock.now += 0.15
+            tick()
+    assert output.opened == 1
+    done = [bundle["text/plain"].split()[1] for bundle in output.shown]
+    assert done == ["0/4", "2/4", "4/4", "4/4"]  # at most every 0.2 s, but start and end
+    assert '<progress value="100.00" max="100">' in output.shown[-1]["text/html"]
+    assert "&lt;episodes&gt;" in output.shown[-1]["text/html"]

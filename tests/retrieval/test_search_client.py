@@ -118,7 +118,7 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error_at_once() -> None:
 )
 async def test_a_reply_is_held_up_to_a_limit_however_it_is_packed(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 MB of gzip makes 1 GB; the process must not grow by more than a little."""
-    monkeypatch.setattr("palimpsest.retrieval.search_client._REPLY_BYTES", 2_000_000)
+    monkeypatch.setattr("palimpsest.retrieval.search_client.RemoteSearch.reply_bytes", 2_000_000)
     zeros = b"0" * 1_000_000
     pack = zlib.compressobj(9, wbits=31 if packed == "gzip" else 15)
     bomb = b"".join([pack.compress(zeros) for _ in range(1_000)]) + pack.flush()

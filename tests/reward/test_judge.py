@@ -50,7 +50,7 @@ def use(config: JudgeConfig, work: Callable[[Judge], Awaitable[T]], folder: Path
     async def main() -> T:
         judge = Judge.open(config, folder)
         assert isinstance(judge._chat, ChatClient)
-        judge._chat._pause = 0.01
+        judge._chat.pause = 0.01
         try:
             return await work(judge)
         finally:

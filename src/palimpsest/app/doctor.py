@@ -2,6 +2,7 @@
 
     packages  working_folder  shared_memory  loopback  ray_token  gpu  collectives  threads      the machine
     run  health  disk  resume                                                                     a run's folder
+    judge  search  sampler                                        servers of a run or recipe, as far as it has any
 
 A healthy run has the check `health`, others one per alarm, under its name in viewer/records/alarms.py.
 
@@ -13,6 +14,7 @@ Not covered: other machines of a cluster; SHA-256 of a checkpoint, which a resum
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -22,9 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any, Literal
@@ -33,11 +38,14 @@ import psutil
 from packaging.requirements import Requirement
 
 from palimpsest import files
+from palimpsest.config.engine import logprobs_mode
 from palimpsest.config.install_hints import DISTRIBUTION
+from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import leaves
 from palimpsest.engines.open import check_models
-from palimpsest.errors import DataError, PalimpsestError, RunError
+from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
+from palimpsest.http_services import check_address
 from palimpsest.models.checkpoint_manifest import MANIFEST, read_manifest
 from palimpsest.provenance import environment, installed
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
@@ -63,9 +71,11 @@ class DoctorCheck:
     """The command that helps; empty if the status is ok."""
 
 
-def examine(run: Path | None = None) -> Iterator[DoctorCheck]:
-    """Checks of this machine, then of the run in a folder. Raises RunError without a run in it."""
-    config = None if run is None else load_config(run)
+def examine(target: Path | None = None) -> Iterator[DoctorCheck]:
+    """Checks of this machine, then of the run in a folder, or of the services of a recipe. Raises RunError for a folder
+    without a run, ConfigError for an unknown recipe."""
+    run = target if target is not None and target.is_dir() else None
+    config = None if target is None else load_config(run) if run else load_recipe(target, read_files=False)
     address = os.environ.get("RAY_ADDRESS") or (None if config is None else config.cluster.address)
     gpus = 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else len(environment()["machine"]["gpus"])
     machine: Mapping[str, Callable[[], Outcome]] = {
@@ -80,8 +90,8 @@ def examine(run: Path | None = None) -> Iterator[DoctorCheck]:
     }
     for name, check in machine.items():
         yield DoctorCheck(name, *check())
-    if config is not None and run is not None:
-        yield from _of_run(run, config)
+    if config is not None:
+        yield from _of_run(run, config) if run else _services(config)
 
 
 # ---- The machine ---------------------------------------------------------------------------------------------
@@ -252,6 +262,7 @@ def _of_run(run: Path, config: RunConfig) -> Iterator[DoctorCheck]:
         yield DoctorCheck("resume", "ok", f"nothing to resume{more}", "")
     else:
         yield DoctorCheck("resume", *_resume(run, config, max(intact, default=0), done, damaged))
+        yield from _services(config)
 
 
 def _why_it_stopped(run: Path, status: Status, events: list[dict[str, Any]], steps: str) -> Outcome:
@@ -299,3 +310,49 @@ def _resume(run: Path, config: RunConfig, step: int, done: int, damaged: list[st
     again = f"; steps {lost} run again" if done > step else ""
     skips = f"; {', '.join(damaged)} damaged" if damaged else ""
     return "warn" if damaged else "ok", f"{starts}{again}{skips}: {resume}", ""
+
+
+# ---- Services that a recipe queries ---------------------------------------------------------------------------
+
+
+_JUDGES = {"gpt-oss": "openai/gpt-oss-120b"}
+"""Models by their name in recipes."""
+_LOOK_S, _LONGEST = 1.0, 1 << 20  # seconds and bytes of an answer
+
+
+def _services(config: RunConfig) -> Iterator[DoctorCheck]:
+    """Judge, search server and vLLM servers with an address in the configuration, each with the command that starts
+    it."""
+    if (judge := config.reward.judge) is not None:
+        words = ["vllm", "serve", _JUDGES.get(judge.model, judge.model), "--served-model-name", judge.model]
+        yield _service("judge", "reward.judge.url", judge.url, "/models", "data", words)
+    source = str(((config.policy.options.get("tools") or {}).get("search") or {}).get("source", ""))
+    if source.startswith(("http://", "https://")):
+        words = ["palimpsest", "retrieval", "serve", "CORPUS"]
+        yield _service("search", "policy.options.tools.search.source", source, "/queue_status", "max_waiting", words)
+    for url in config.sampler.urls:
+        words = ["env", "VLLM_SERVER_DEV_MODE=1", "vllm", "serve", "EXPORTED", "--enable-scale-out", "--load-format"]
+        words += ["safetensors", "--generation-config", "vllm", "--dtype", config.model.dtype]
+        words += ["--logprobs-mode", logprobs_mode(config.sampling)]
+        first = f"palimpsest export {shlex.quote(config.model.path)} --untied --out EXPORTED && "
+        yield _service("sampler", "sampler.urls", url, "/health", "", words, first)
+
+
+def _service(name: str, key: str, url: str, health: str, states: str, words: list[str], first: str = "") -> DoctorCheck:
+    """`states`: key of the JSON at the path `health`, which tells the service from another program on its port."""
+    try:
+        parsed = check_address(url, key)
+    except ConfigError as error:
+        return DoctorCheck(name, "fail", str(error), f"set {key}=http://127.0.0.1:PORT")
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(url.rstrip("/") + health, timeout=_LOOK_S) as answer:
+            up = not states or states in json.loads(answer.read(_LONGEST))
+    except urllib.error.HTTPError as error:
+        up = error.code in (401, 403)  # it requires a key
+    except (OSError, ValueError, TypeError, HTTPException):
+        up = False
+    if up:
+        return DoctorCheck(name, "ok", f"answers at {url}", "")
+    command = shlex.join([*words, "--host", str(parsed.hostname), "--port", str(parsed.port or 80)])
+    return DoctorCheck(name, "fail", f"no {name} server answers at {key}={url}", first + command)

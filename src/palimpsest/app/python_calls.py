@@ -26,7 +26,7 @@ from typing import Any, ParamSpec, TypeVar
 from palimpsest.config.keys import dotted_keys, nearest_key
 from palimpsest.config.other_names import OTHER_NAMES
 from palimpsest.errors import nearest
-from palimpsest.progress.displays import Terminal
+from palimpsest.progress.displays import Notebook, Terminal
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.signals import GracefulStop, Interrupts
 
@@ -165,11 +165,7 @@ def suitable_progress(*, quiet: bool = False) -> Progress:
     """The notebook's display in a notebook kernel, otherwise the terminal's; none if quiet."""
     if quiet:
         return Silent()
-    if in_notebook():
-        from palimpsest.progress.notebook import Notebook  # imports IPython, which only kernels have
-
-        return Notebook()
-    return Terminal()
+    return Notebook() if in_notebook() else Terminal()
 
 
 def in_notebook() -> bool:

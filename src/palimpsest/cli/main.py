@@ -92,7 +92,6 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     "Train": {
         "plan": (plan.plan, "Predict memory, time and cost; choose a layout for your GPUs."),
         "train": (train.train, "Train an agent with reinforcement learning."),
-        "services": (serve.services, "Start the judge and search services that a recipe needs."),
         "sft": (train.sft, "Fine-tune on SFT examples, recorded episodes or conversations."),
         "export": (train.export, "Export a checkpoint as a Hugging Face model."),
     },

@@ -90,10 +90,12 @@ def check(
 
 
 def doctor(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="Also check the run in this folder.")] = None,
+    target: Annotated[
+        Path | None, typer.Argument(metavar="[RUN]", help="Also check the run in this folder, or a recipe's services.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Check this machine, and a run: why it stopped, its health, what a resume does.
+    """Check this machine, and a run: why it stopped, its health, what a resume does; judge and search servers.
 
     Prints one line per check: ok, warn or fail, the reason, and the command that fixes it. Exits with 1 if a check
     fails.
@@ -102,11 +104,12 @@ def doctor(
     Examples:
       palimpsest doctor
       palimpsest doctor runs/first --json
+      palimpsest doctor memact-7b
     """
     from palimpsest.app.doctor import examine
 
     checks = []
-    for check in examine(run):
+    for check in examine(target):
         checks.append(check)
         if not json:
             typer.secho(

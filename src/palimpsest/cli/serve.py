@@ -1,11 +1,8 @@
-"""`palimpsest serve` and `services`."""
+"""`palimpsest serve`."""
 
 from __future__ import annotations
 
-import shlex
 import sys
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,10 +19,8 @@ from palimpsest.cli.options import (
     Port,
     ServerKeyEnv,
     Tokenizer,
-    print_line,
 )
-from palimpsest.config.load import load_recipe
-from palimpsest.errors import ConfigError, Interrupted
+from palimpsest.errors import ConfigError
 from palimpsest.http_services import token_from
 
 
@@ -93,47 +88,3 @@ def serve(
     options = ServerOptions(request_log, ignore_unsupported, tuple(cors_origin or ()))
     service = Service(host, port, token, folder, drain_seconds, limits, served_model_name, options)
     serve_agent(agent, service, announce)
-
-
-# ---- palimpsest services -------------------------------------------------------------------------------------
-
-
-def services(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file.")],
-    overrides: Overrides = None,
-    corpus: Annotated[Path | None, typer.Option(help="Passages for the search service.")] = None,
-    judge: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Model of the judge; default: by its name in the recipe.")
-    ] = None,
-    logs: Annotated[Path, typer.Option(help="Folder for the output of the services.")] = Path("services"),
-    show: Annotated[bool, typer.Option("--print", help="Print the commands and start nothing.")] = False,
-) -> None:
-    """Start the services that a recipe needs, until Ctrl-C: judge, search.
-
-    Prints the command of each service, and the line that trains once all answer. Exits with 1 if you must start one
-    yourself. CUDA_VISIBLE_DEVICES selects the GPUs of the judge.
-
-    \b
-    Examples:
-      palimpsest services memact-7b --print
-      CUDA_VISIBLE_DEVICES=7 palimpsest services memact-7b --corpus wiki.jsonl
-      palimpsest services memact-7b reward.judge.url=http://127.0.0.1:9000/v1 --judge Qwen/Qwen3-4B --corpus wiki.jsonl
-    """
-    from palimpsest.app.services import services_of, supervise
-
-    needed = list(services_of(load_recipe(recipe, overrides or [], read_files=False), corpus=corpus, judge=judge))
-    if not show:
-        needed = [
-            replace(service, problem="") if service.problem and service.answers() else service for service in needed
-        ]
-    for service in needed:
-        typer.echo(f"{service.name}: {service.line}" + (f"  # {service.problem}" if service.problem else ""))
-    if not needed:
-        typer.echo(f"{recipe} needs no service")
-    able = [service for service in needed if not service.problem]
-    keys = [*(overrides or ()), *(f"{service.key}={service.url}" for service in able)]
-    line = shlex.join(["palimpsest", "train", recipe, *dict.fromkeys(keys)])
-    if able and not show:
-        with suppress(Interrupted):
-            supervise(able, logs, print_line, lambda: print_line(f"train: {line}"))
-    raise typer.Exit(int(len(able) < len(needed)))

@@ -117,9 +117,9 @@ class CompletionDelta:
     """The whole completion: only in the last delta, which has no tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SamplerStats:
-    """Counters of a sampler since it was opened; none ever decreases."""
+    """Counters of a sampler since it was opened; none ever decreases. `Sampler.stats` returns a copy."""
 
     requests: int = 0
     """Requests started."""
@@ -136,18 +136,6 @@ class SamplerStats:
     """Model calls."""
     busy_s: float = 0.0
     """Seconds of computing, or for servers with a request in flight; summed over copies and servers."""
-
-
-@dataclass
-class Counts:
-    """The counters of `SamplerStats` for samplers that query servers."""
-
-    requests: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    computed_prompt_tokens: int = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:

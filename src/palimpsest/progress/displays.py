@@ -1,180 +1,55 @@
-"""Progress on stderr: a line updated in place on a terminal, occasional plain lines otherwise.
+"""Progress in place on a terminal or in a notebook, occasional plain lines otherwise; Rich keeps the counts.
 
-Terminal, log and notebook differ only in how they show that line.
+    training 120/360 steps  elapsed 0:02:10  ETA 0:04:20  reward 0.641  std 0.480  chunks 2
 
-Guaranteed: a plain line appears only after progress, and at most every 10 seconds except for the first and last part
-of a stage; text of models and documents is never parsed as markup, and terminal control characters in it are escaped.
+Guaranteed: times are those of the stage; earlier parts (of a resumed run) count as done but not as speed. A plain line
+appears only after progress, and at most every 10 seconds except for the first and last part of a stage. Messages are
+never parsed as markup, and terminal control characters in them are escaped.
+Not covered: an ETA over several stages.
 """
 
 from __future__ import annotations
 
+import html
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import Any, Literal, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from palimpsest.progress.reporter import Overall, Progress, Stage, StepDisplay, Tick, summary_line
+from palimpsest.progress.reporter import Progress, Stage, StepDisplay, Tick, summary_line
+
+Event = Literal["start", "part", "inside"]
+"""A stage started, parts of it are done, or progress within a part."""
 
 
-class DisplayLine(Protocol):
-    def begin(self) -> None: ...
-
-    def show(self) -> None: ...
-
-    def inside(self) -> None:
-        """A long part has moved on."""
-        ...
-
-    def message(self, text: str) -> None:
-        """Print a permanent line."""
-        ...
-
-    def close(self) -> None:
-        """The work has ended."""
-        ...
+def _words(task: Task) -> str:
+    """Progress of a stage as one line."""
+    elapsed = task.finished_time if task.finished else task.elapsed
+    elapsed, done, total = elapsed or 0.0, task.completed, task.total or 0
+    here = done - task.fields["before"]
+    left = "?" if not here and done < total else _clock(elapsed * (total - done) / max(here, 1))
+    counted = (
+        f"{task.description} {done:,.0f}/{total:,.0f} {task.fields['unit']}".strip() if total else task.description
+    )
+    times = f"elapsed {_clock(elapsed)}  ETA {left}"
+    return "  ".join(part for part in (counted, times, task.fields["note"], task.fields["inner"]) if part)
 
 
-class Display(ABC):
-    """Base class of displays; subclasses open lines."""
+def _clock(seconds: float) -> str:
+    """H:MM:SS.
 
-    def __init__(self) -> None:
-        self._line: DisplayLine | None = None
-
-    @abstractmethod
-    def open_line(self, overall: Overall) -> DisplayLine:
-        """Open a line for new work."""
-
-    @abstractmethod
-    def print(self, text: str) -> None:
-        """Print a permanent line while no work is shown."""
-
-    def message(self, text: str) -> None:
-        if self._line is not None:
-            self._line.message(text)
-        else:
-            self.print(text)
-
-    @contextmanager
-    def stages(self, stages: Sequence[Stage]) -> Iterator[Progress]:
-        """Show several stages as one line."""
-        overall = Overall(stages)
-        line = self._line = self.open_line(overall)
-        try:
-            yield _Staged(overall, line)
-        finally:
-            self._close()
-
-    @contextmanager
-    def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
-        with self.stages([Stage(label, total)]) as alone, alone.count(label, total, done=done) as tick:
-            yield tick
-
-    def steps(self, total: int) -> StepDisplay:
-        overall = Overall([Stage("steps", total)])
-        self._line = self.open_line(overall)
-        return _Steps(overall, self._line, total, self)
-
-    def _close(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
-
-
-class _Staged:
-    def __init__(self, overall: Overall, line: DisplayLine) -> None:
-        self._overall, self._line = overall, line
-
-    def message(self, text: str) -> None:
-        self._line.message(text)
-
-    @contextmanager
-    def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
-        self._overall.begin(label, total, done)
-        self._line.begin()
-        counted = done
-
-        def tick(done: int = 1, *, note: str | None = None) -> None:
-            nonlocal counted
-            counted += done
-            self._overall.moved(counted)
-            if note is not None:
-                self._overall.note = note
-            self._line.show()
-
-        yield tick
-
-    def steps(self, total: int) -> StepDisplay:
-        return _Steps(self._overall, self._line, total)
-
-    @contextmanager
-    def stages(self, stages: Sequence[Stage]) -> Iterator[Progress]:
-        yield self  # the outer plan is shown
-
-
-class _Steps:
-    def __init__(self, overall: Overall, line: DisplayLine, total: int, owner: Display | None = None) -> None:
-        overall.begin("steps", total)
-        line.begin()
-        self._overall, self._line, self._owner = overall, line, owner
-        self._started = False
-
-    def resumed(self, step: int) -> None:
-        self._overall.moved(step, before=True)
-        self._started = True
-        self._line.begin()
-
-    def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
-        self._first(step)
-        self._overall.note, self._overall.inner = summary_line(metrics, timings), ""
-        self._overall.moved(step)
-        self._line.show()
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._overall.inner = f"{stage} {done}/{total}"
-        self._line.inside()
-
-    def message(self, text: str) -> None:
-        self._line.message(text)
-
-    def close(self) -> None:
-        if self._owner is not None:
-            self._owner._close()
-
-    def _first(self, step: int) -> None:
-        """Count steps before the first as done by another process."""
-        if not self._started:
-            self._overall.moved(step - 1, before=True)
-            self._started = True
-
-
-# ---- Progress on stderr --------------------------------------------------------------------------------------
-
-
-_EVERY_S = 10.0  # seconds between plain lines
-_LONG_S = 30.0  # seconds without one, after which a line shows progress within a step
-
-
-class Terminal(Display):
-    def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
-        """`live`: update in place; None: only if `stream` (default stderr) is a terminal."""
-        super().__init__()
-        self._stream, self._live = stream, live
-
-    def print(self, text: str) -> None:
-        Console(file=self._stream or sys.stderr).print(_escaped(text), markup=False, highlight=False, soft_wrap=True)
-
-    def open_line(self, overall: Overall) -> DisplayLine:
-        """In place on a terminal, plain lines otherwise."""
-        stream = self._stream or sys.stderr
-        live = stream.isatty() if self._live is None else self._live
-        return _TerminalBar(overall, stream) if live else _Log(overall, stream)
+    >>> _clock(190)
+    '0:03:10'
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _escaped(text: str) -> str:
@@ -182,72 +57,202 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-class _Words(ProgressColumn):
-    """Text of the progress; its clock runs between updates."""
-
-    def __init__(self, overall: Overall) -> None:
-        super().__init__()
-        self._overall = overall
-
+class _WordsColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(self._overall.words(), no_wrap=True, overflow="ellipsis")
+        return Text(_words(task), no_wrap=True, overflow="ellipsis")
 
 
-class _TerminalBar:
-    def __init__(self, overall: Overall, stream: TextIO) -> None:
-        self._overall = overall
-        columns = (BarColumn(bar_width=16), TaskProgressColumn(), _Words(overall))
-        self._bars = Bars(*columns, console=Console(file=stream), refresh_per_second=4)
-        self._task = self._bars.add_task("", total=1.0)
-        self._bars.start()
+class Display(ABC):
+    """Base class of displays: a Rich task per stage, which subclasses show."""
 
-    def begin(self) -> None:
-        self.show()
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._bars: Bars | None = None
+        self._plan: Iterator[Stage] = iter(())
 
-    def show(self) -> None:
-        self._bars.update(self._task, completed=self._overall.fraction)
+    @abstractmethod
+    def open(self, bars: Bars) -> None:
+        """Start to show new work."""
 
-    def inside(self) -> None:
-        """The bar refreshes itself."""
+    @abstractmethod
+    def show(self, task: Task, event: Event) -> None:
+        """Show a stage after an event."""
+
+    @abstractmethod
+    def close(self, bars: Bars) -> None:
+        """End of the work."""
+
+    @abstractmethod
+    def message(self, text: str) -> None:
+        """Print a permanent line."""
+
+    @contextmanager
+    def stages(self, stages: Sequence[Stage]) -> Iterator[Progress]:
+        """Show the stages of one work; within another work, its plan stays."""
+        opened = self._open(stages)
+        try:
+            yield self
+        finally:
+            if opened:
+                self._close()
+
+    @contextmanager
+    def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
+        with self.stages([Stage(label, total)]):
+            yield _Counter(self, label, total, done)
+
+    def steps(self, total: int) -> StepDisplay:
+        opened = self._open([Stage("steps", total)])
+        return _Counter(self, "steps", total, opened=opened)
+
+    def _open(self, stages: Sequence[Stage]) -> bool:
+        """Open new work and return True, unless work is shown already."""
+        if self._bars is not None:
+            return False
+        columns = (BarColumn(bar_width=16), TaskProgressColumn(), _WordsColumn())
+        console = Console(file=self._stream or sys.stderr)
+        self._bars = Bars(*columns, console=console, refresh_per_second=4, get_time=time.monotonic)
+        self._plan = iter(stages)
+        self.open(self._bars)
+        return True
+
+    def _close(self) -> None:
+        if self._bars is not None:
+            self.close(self._bars)
+            self._bars = None
+
+
+class _Counter:
+    """Satisfies `Tick` and `StepDisplay` for one stage."""
+
+    def __init__(self, display: Display, name: str, total: int, done: int = 0, *, opened: bool = False) -> None:
+        """`opened`: closing this ends the display's work."""
+        bars = display._bars
+        assert bars is not None
+        planned = next(display._plan, Stage(name, total))
+        fields: dict[str, Any] = {"unit": planned.unit, "note": "", "inner": "", "before": done}
+        id_ = bars.add_task(planned.name, total=total, completed=done, **fields)
+        self._task = next(task for task in bars.tasks if task.id == id_)
+        self._display, self._bars, self._opened = display, bars, opened
+        display.show(self._task, "start")
+
+    def __call__(self, done: int = 1, *, note: str | None = None) -> None:
+        self._move(self._task.completed + done, **({} if note is None else {"note": note}))
+
+    def resumed(self, step: int) -> None:
+        self._bars.update(self._task.id, completed=step, before=step)
+        self._display.show(self._task, "start")
+
+    def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
+        if not self._task.completed:
+            self._bars.update(self._task.id, before=step - 1)  # another process did them
+        self._move(step, note=summary_line(metrics, timings), inner="")
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._bars.update(self._task.id, inner=f"{stage} {done}/{total}")
+        self._display.show(self._task, "inside")
 
     def message(self, text: str) -> None:
-        self._bars.console.print(_escaped(text), markup=False, highlight=False)
+        self._display.message(text)
 
     def close(self) -> None:
-        self.show()
-        self._bars.stop()
+        if self._opened:
+            self._display._close()
+
+    def _move(self, done: float, **fields: Any) -> None:
+        self._bars.update(self._task.id, completed=min(done, self._task.total or 0), **fields)
+        self._display.show(self._task, "part")
 
 
-class _Log:
-    def __init__(self, overall: Overall, stream: TextIO) -> None:
-        self._overall, self._stream = overall, stream
-        self._position = overall.position
-        self._printed, self._moved = -_EVERY_S, time.monotonic()
+# ---- Terminal and log ----------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        self._moved = time.monotonic()
 
-    def show(self) -> None:
-        new_stage = self._overall.position[0] != self._position[0]
-        if new_stage or self._overall.at_an_end or time.monotonic() - self._printed >= _EVERY_S:
-            self._print()
+_EVERY_S = 10.0  # seconds between plain lines
+_LONG_S = 30.0  # seconds without one, after which a line shows progress within a step
 
-    def inside(self) -> None:
-        if time.monotonic() - self._moved >= _LONG_S:
-            self._write()
+
+class Terminal(Display):
+    """Bars on a terminal, plain lines elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None, *, live: bool | None = None) -> None:
+        """`live`: update in place; None: only if `stream` (default stderr) is a terminal."""
+        super().__init__(stream)
+        self._live = live
+        self._in_place = False
+        self._shown: tuple[int, float] = (-1, 0.0)  # (id of the task, its parts) of the last plain line
+        self._printed = self._moved = 0.0
+
+    def open(self, bars: Bars) -> None:
+        self._in_place = (self._stream or sys.stderr).isatty() if self._live is None else self._live
+        self._shown, self._printed = (-1, 0.0), -_EVERY_S
+        if self._in_place:
+            bars.start()
 
     def message(self, text: str) -> None:
-        print(_escaped(text), file=self._stream, flush=True)
+        console = self._bars.console if self._bars is not None else Console(file=self._stream or sys.stderr)
+        console.print(_escaped(text), markup=False, highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
-        self._print()
-
-    def _print(self) -> None:
-        if self._overall.position == self._position or self._overall.position[0] < 0:
+    def show(self, task: Task, event: Event) -> None:
+        """Bars refresh themselves."""
+        now = time.monotonic()
+        if self._in_place:
             return
-        self._position, self._printed = self._overall.position, time.monotonic()
-        self._write()
+        if event == "start":
+            self._moved = now
+        elif event == "inside":
+            if now - self._moved >= _LONG_S:
+                self._write(task)
+        elif self._shown[0] != task.id or task.finished or now - self._printed >= _EVERY_S:
+            self._line(task)
 
-    def _write(self) -> None:
+    def close(self, bars: Bars) -> None:
+        if self._in_place:
+            bars.stop()
+        elif bars.tasks:
+            self._line(bars.tasks[-1])
+
+    def _line(self, task: Task) -> None:
+        if self._shown != (task.id, task.completed):
+            self._shown, self._printed = (task.id, task.completed), time.monotonic()
+            self._write(task)
+
+    def _write(self, task: Task) -> None:
         self._moved = time.monotonic()
-        print(f"[{self._overall.fraction:4.0%}] {self._overall.words()}", file=self._stream, flush=True)
+        print(f"[{int(task.percentage):3}%] {_words(task)}", file=self._stream or sys.stderr, flush=True)
+
+
+# ---- Notebook ------------------------------------------------------------------------------------------------
+
+
+_UPDATE_S = 0.2  # seconds between two updates of a bar
+
+
+class Notebook(Display):
+    """A bar below the cell of a Jupyter notebook, updated in place; plain text without HTML. Rich needs ipywidgets for
+    that."""
+
+    def open(self, bars: Bars) -> None:
+        self._output: Any = None
+
+    def message(self, text: str) -> None:
+        print(text)
+
+    def show(self, task: Task, event: Event) -> None:
+        """Update the bar, at most every `_UPDATE_S` seconds unless the stage starts or ends."""
+        if event == "start" or task.finished or time.monotonic() - self._updated > _UPDATE_S:
+            self._update(task)
+
+    def close(self, bars: Bars) -> None:
+        if bars.tasks:
+            self._update(bars.tasks[-1])
+
+    def _update(self, task: Task) -> None:
+        from IPython.display import display  # only kernels have it
+
+        self._updated, text = time.monotonic(), _words(task)
+        bar = f'<progress value="{task.percentage:.2f}" max="100"></progress>'
+        bundle = {"text/plain": text, "text/html": f"{bar} <code>{html.escape(text)}</code>"}
+        if self._output is None:
+            self._output = display(bundle, raw=True, display_id=True)
+        else:
+            self._output.update(bundle, raw=True)

@@ -46,7 +46,6 @@ import orjson
 
 from palimpsest.config.reward import JudgeConfig
 from palimpsest.errors import JudgeError
-from palimpsest.reward.judge_client import ChatClient, Message
 from palimpsest.text.json_text import Unreadable, end_of_value, loaded
 from palimpsest.text.reply_tags import spoken
 
@@ -203,6 +202,9 @@ class Verdict(StrEnum):
     CORRECT = "correct"
 
 
+Message = Mapping[str, str]
+
+
 class ChatModel(Protocol):
     async def complete(self, messages: Sequence[Message]) -> tuple[str, bool]:
         """The text of the completion, and True if `max_tokens` cut it. Raises JudgeError."""
@@ -221,6 +223,8 @@ class Judge:
     @classmethod
     def open(cls, config: JudgeConfig, folder: Path | None = None) -> Judge:
         """The judge at `config.url`; `folder`, if set, stores its verdicts."""
+        from palimpsest.reward.judge_client import ChatClient  # aiohttp imports slowly, and few runs have a judge
+
         return cls(config, ChatClient(config, _SCHEMA), VerdictCache(folder / FILE) if folder else None)
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import filterfalse
+from typing import Any
 
 from palimpsest.text.codec import Codec, Edges, cached_on_codec
 
@@ -323,3 +324,18 @@ def _reply(cutter: Cutter, update: TagContent | Fault, recalls: Sequence[TagCont
         query=query or None,
         fault=update.reason if isinstance(update, Fault) else None,
     )
+
+
+def content_text(content: Any) -> str:
+    """Text of a chat message: a string, null, or the parts of a list that aren't thinking. Raises TypeError or
+    LookupError.
+
+    >>> content_text([{"type": "thinking", "thinking": []}, {"type": "text", "text": "tea"}]), content_text(None)
+    ('tea', '')
+    """
+    if isinstance(content, list):
+        texts = {"text": "text", "output_text": "text", "refusal": "refusal"}
+        return "".join(part[texts[part["type"]]] for part in content if part["type"] in texts)
+    if not isinstance(content, str | None):
+        raise TypeError("no text")
+    return content or ""

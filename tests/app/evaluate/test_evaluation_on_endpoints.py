@@ -24,7 +24,7 @@ LIMIT = ("engine.concurrency=2",)
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(client_module.EndpointClient, "pause", 0.001)
 
 
 def command(server: Server, tokenizer: Path, out: Path, *more: str) -> list[str]:

@@ -14,7 +14,6 @@ from palimpsest.cli.options import stdout, table
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY
 from palimpsest.progress.displays import Terminal
-from palimpsest.progress.reporter import Overall, Stage
 from support.command import Run
 from support.evaluations import sample, write_evaluation
 
@@ -71,9 +70,3 @@ def test_a_resume_tells_what_is_there_and_no_documents_that_it_will_not_read(
     assert "ETA ?" not in again.stderr
     other = palimpsest(*command, "--limit", "2", "--seed", "1")
     assert (other.returncode, "another evaluation" in other.stderr, "exist already" in other.stderr) == (2, True, False)
-
-
-def test_work_that_was_done_before_has_no_time_left() -> None:
-    work = Overall([Stage("episodes", 4)])
-    work.begin("episodes", 4, 4)
-    assert "ETA 0:00:00" in work.words()

@@ -33,7 +33,7 @@ EXTRA = ("top_k", "min_p", "repetition_penalty")
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(client_module.EndpointClient, "pause", 0.001)
 
 
 # ---- Six endpoints -------------------------------------------------------------------------------------------

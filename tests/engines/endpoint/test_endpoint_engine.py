@@ -45,7 +45,7 @@ ECHOES = {
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(client_module.EndpointClient, "pause", 0.001)
 
 
 def test_an_error_in_a_reply_of_status_200_is_told_in_the_servers_words(tiny_model_folder: Path) -> None:
@@ -374,7 +374,7 @@ TROUBLE: dict[str, Any] = {
 def test_trouble_that_passes_is_outlasted(
     trouble: str, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "_REPLY_BYTES", 1 << 20)
+    monkeypatch.setattr(client_module.EndpointClient, "reply_bytes", 1 << 20)
     server = Server(fault=lambda number: TROUBLE[trouble] if number == PROBES else None)
 
     async def outlasted(engine: EndpointEngine) -> Completion:

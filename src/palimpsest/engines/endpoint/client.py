@@ -16,11 +16,10 @@ Not covered: endpoints that want more than a key in a header; streams; an endpoi
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from palimpsest.config.engine import EndpointEngineConfig, SamplingConfig
 from palimpsest.engines.endpoint.wire_formats import (
@@ -33,31 +32,35 @@ from palimpsest.engines.endpoint.wire_formats import (
     TextForm,
     TokenForm,
 )
-from palimpsest.errors import ConfigError, EngineError, ModelError, PromptTooLong, SamplerError, nearest
-from palimpsest.http_connections import Connections, Unanswered
+from palimpsest.errors import (
+    ConfigError,
+    EngineError,
+    ModelError,
+    PalimpsestError,
+    PromptTooLong,
+    SamplerError,
+    nearest,
+)
+from palimpsest.http_connections import JsonClient
 from palimpsest.http_services import (
     Breaker,
+    Busy,
     Down,
     GaveUp,
     HttpReply,
     RetryableError,
     ServiceDown,
-    attempted,
+    Unanswered,
     check_address,
     redacted,
     retry_after,
     token_from,
 )
-from palimpsest.seeding import Key
 from palimpsest.text.chat import neutral_codec
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import user_turn
 from palimpsest.types import SamplingParams
 
-T = TypeVar("T")
-
-_REPLY_BYTES = 32 << 20
-_PAUSE_S = 0.5
 _IN_A_ROW = 8  # unanswered attempts, over at least `patience_s`: then it is down
 _TOO_LONG = re.compile(r"context[ _-]?(?:length|size|window)|maximum context|max_model_len", re.IGNORECASE)
 _NO_QUOTA = re.compile(r"insufficient[_ ]quota|billing", re.IGNORECASE)
@@ -74,12 +77,11 @@ class _Broken(Down):
     """Server error that may concern this request (500, 501)."""
 
 
-class _Busy(RetryableError):
-    """The server is busy (408, 429)."""
+class EndpointClient(JsonClient):
+    """One endpoint. `close` it. `post` raises PromptTooLong or SamplerError for failures of a request, EngineError for
+    failures of the endpoint."""
 
-
-class EndpointClient:
-    """One endpoint. `close` it."""
+    error, expected, reply_bytes = SamplerError, "JSON", 32 << 20
 
     def __init__(self, config: EndpointEngineConfig) -> None:
         """Raises ConfigError if the address is invalid or the key's environment variable is not set."""
@@ -89,87 +91,54 @@ class EndpointClient:
             raise ConfigError(f"{_URL}: {config.url:.200}: give Azure's address for every client, {root}/openai/v1")
         if address.query or address.fragment:
             raise ConfigError(f"{_URL}: the address has a query or a fragment, which may be secrets; give {_EXAMPLE}")
-        self.url = config.url.rstrip("/")
-        if self.url.endswith("/completions"):
-            stem = self.url.removesuffix("/completions").removesuffix("/chat")
+        url = config.url.rstrip("/")
+        if url.endswith("/completions"):
+            stem = url.removesuffix("/completions").removesuffix("/chat")
             raise ConfigError(f"{_URL}: {config.url}: give what stands before it, {stem}")
-        self._config = config
-        self._key = token_from(config.api_key_env, "engine.api_key_env")
-        self._places = asyncio.Semaphore(config.concurrency)
-        self._breaker = Breaker(_IN_A_ROW, probe_s=float("inf"), patience_s=config.patience_s)
-        self._connections = Connections(token=self._key, proxies_for=config.url)
+        breaker = Breaker(_IN_A_ROW, probe_s=float("inf"), patience_s=config.patience_s)
+        token = token_from(config.api_key_env, "engine.api_key_env")
+        super().__init__(url, token, config.timeout_s, config.attempts, config.concurrency, breaker)
 
-    async def close(self) -> None:
-        await self._connections.close()
-
-    async def post(
-        self, path: str, body: Mapping[str, Any], read: Callable[[Any], T], *, key: Key, attempts: int | None = None
-    ) -> T:
-        """Post `body` to `{url}/{path}` and return `read` of the JSON reply; retry where `read` raises RetryableError.
-        `key` seeds the pauses between `attempts` (None: as configured).
-
-        Raises PromptTooLong or SamplerError for failures of this request, EngineError for failures of the endpoint.
-        """
-
-        async def once() -> T:
-            async with self._places:
-                with self._breaker:  # checked only now: it may have opened while this request waited for a slot
-                    return read(self._json(await self._sent("POST", f"{self.url}/{path}", body)))
-
-        try:
-            return await attempted(once, attempts=attempts or self._config.attempts, pause=_PAUSE_S, key=(key,))
-        except GaveUp as gave_up:
-            passing = isinstance(gave_up.last, Down | _Busy) and not isinstance(gave_up.last, _Broken)
-            raise (Unavailable if passing else SamplerError)(f"{self.url}: {gave_up}") from None
-        except ServiceDown as down:
-            raise EngineError(f"{self.url}: {down}, the last one: {down.last}; is the server running?") from None
+    def gave_up(self, end: GaveUp) -> PalimpsestError:
+        if isinstance(end, ServiceDown):
+            return EngineError(f"{self.url}: {end}, the last one: {end.last}; is the server running?")
+        passing = isinstance(end.last, Down | Busy) and not isinstance(end.last, _Broken)
+        return (Unavailable if passing else SamplerError)(f"{self.url}: {end}")
 
     async def look(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
         """JSON object at another path of the endpoint, requested once; None for any other reply. Raises EngineError if
         the server is unreachable, rejects the key or redirects."""
         try:
             async with self._places:
-                answer = (await self._sent(method, url, body)).json()
+                answer = (await self.sent(method, url, body)).json()
         except Unanswered as nobody:
             raise EngineError(f"{self.url}: unreachable ({nobody}); check {_URL}, and that it runs") from None
         except (SamplerError, PromptTooLong, RetryableError, ValueError):
             return None
         return answer if isinstance(answer, dict) else None
 
-    async def _sent(self, method: str, url: str, body: Mapping[str, Any] | None) -> HttpReply:
-        """Reply of status 200. Raises RetryableError, SamplerError, PromptTooLong or EngineError."""
-        reply = await self._connections.ask(method, url, body, limit=_REPLY_BYTES, timeout_s=self._config.timeout_s)
-        if reply.status != 200:
-            raise self._failure(reply)
-        if redacted(text := reply.body.decode("utf-8", "replace"), self._key) != text:
+    async def sent(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> HttpReply:
+        reply = await super().sent(method, url, body)
+        if redacted(text := reply.body.decode("utf-8", "replace"), self.token) != text:
             raise SamplerError(f"{self.url}: the reply contains the key; palimpsest rejects it")
         return reply
 
-    def _json(self, reply: HttpReply) -> Any:
-        try:
-            return reply.json()
-        except ValueError:
-            raise RetryableError(f"not JSON: {reply.quoted(100, self._key)}") from None
-
-    def _failure(self, reply: HttpReply) -> Exception:
-        status = f"status {reply.status}: {reply.quoted(300, self._key)}"
+    def failure(self, reply: HttpReply, message: str) -> Exception:
+        failure, status = super().failure(reply, message), message
         message = f"{self.url}: {status}"
         if 300 <= reply.status < 400:
-            target = redacted(reply.headers.get("location", "nowhere"), self._key)
+            target = redacted(reply.headers.get("location", "nowhere"), self.token)
             return EngineError(f"{self.url}: rejected a redirect to {target:.200}; set {_URL} to that")
         if reply.status in (401, 403):
-            fix = "check the key in" if self._key else "name the environment variable that contains the key:"
+            fix = "check the key in" if self.token else "name the environment variable that contains the key:"
             return EngineError(f"{message}; {fix} engine.api_key_env (--api-key-env)")
         if reply.status == 429 and _NO_QUOTA.search(status):
             return EngineError(f"{message}; the account's quota is exhausted")
-        if reply.status in (408, 429):
-            return _Busy(status, retry_after(reply.headers))
-        if reply.status >= 500:
-            kind = _Broken if reply.status in (500, 501) else Down
-            return kind(status, retry_after(reply.headers))
+        if reply.status in (500, 501):
+            return _Broken(status, retry_after(reply.headers))
         if reply.status in (400, 413, 422) and _TOO_LONG.search(status):
             return PromptTooLong(f"{message}; lower the budgets, or set its window in engine.max_model_len")
-        return SamplerError(message)  # of this request (400, 404, 422...); another one may pass
+        return failure
 
 
 # ---- Probe of what an endpoint supports ----------------------------------------------------------------------
@@ -280,7 +249,7 @@ async def _try_form(client: EndpointClient, form: Form, sampling: SamplingConfig
     prompt = user_turn(form.codec, _WORD, ()).fill({})
     params = SamplingParams(_TOKENS, sampling.temperature, sampling.top_p, form.codec.stop_ids)
     body = form.body(prompt, params)
-    answer = await client.post(form.path, body, lambda answer: answer, key="probe", attempts=_ATTEMPTS)
+    answer = await client.post(form.path, body, lambda answer: answer, key=("probe",), attempts=_ATTEMPTS)
     answered = form.read(answer, prompt, params)
     if isinstance(form, TokenForm) and answered.prompt_tokens not in (0, len(prompt)):
         raise SamplerError(f"it read {answered.prompt_tokens} tokens instead of {len(prompt)}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from palimpsest.config.engine import SHIPPED, EndpointEngineConfig, ModelConfig,
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.endpoint.client import EndpointClient, Found, model_of, probe
 from palimpsest.engines.endpoint.wire_formats import SAMPLING, RequestResult, TextForm
-from palimpsest.engines.protocol import CompletionDelta, Counts, Endpoint, Limits, SamplerStats, check_prompt
+from palimpsest.engines.protocol import CompletionDelta, Endpoint, Limits, SamplerStats, check_prompt
 from palimpsest.errors import ConfigError, DataError, EngineError, ModelError, SamplerError
 from palimpsest.events import OnlyReasoned, PromptCut, What
 from palimpsest.http_services import RetryableError
@@ -45,7 +46,7 @@ class EndpointSampler:
         """`counts`: prompts are counted by the model's tokenizer."""
         self._client, self._result, self._vocab, self._comparable = client, result, vocab, counts
         self.max_context = max_context
-        self._counts = Counts()
+        self._counts = SamplerStats()
         self.threads = ThreadPoolExecutor(_THREADS, "prompts")
 
     async def generate(
@@ -63,7 +64,7 @@ class EndpointSampler:
                 form.path,
                 body,
                 lambda answer: self._as_probed(answer, form.read(answer, prompt_ids, params)),
-                key=params.seed,
+                key=(params.seed,),
             )
         self._counts.prompt_tokens += answered.prompt_tokens or len(prompt_ids)
         self._counts.computed_prompt_tokens += (answered.prompt_tokens or len(prompt_ids)) - answered.cached_tokens
@@ -120,7 +121,7 @@ class EndpointSampler:
 
     def stats(self) -> SamplerStats:
         """See `SamplerStats`; tokens as counted by the endpoint, if it counts."""
-        return SamplerStats(**vars(self._counts))
+        return replace(self._counts)
 
 
 class EndpointEngine:

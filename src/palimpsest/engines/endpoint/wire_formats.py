@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from palimpsest.errors import UNSENDABLE, SamplerError
-from palimpsest.http_services import RetryableError, content_text, error_in_reply
+from palimpsest.http_services import RetryableError, error_in_reply
 from palimpsest.text.chat import messages_of
 from palimpsest.text.codec import Codec
+from palimpsest.text.reply_tags import content_text
 from palimpsest.types import SamplingParams, StopReason
 
 _MOST_STOPS = 4  # texts that OpenAI takes
@@ -178,7 +179,7 @@ class Form:
 class TokenForm(Form):
     """Token ids."""
 
-    mode, path = "tokens", "completions"
+    mode, path = "tokens", "/completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         request: dict[str, Any] = {"prompt": list(prompt_ids)}
@@ -208,7 +209,7 @@ class TokenForm(Form):
 class TextForm(Form):
     """Text."""
 
-    mode, path = "completions", "completions"
+    mode, path = "completions", "/completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         """See `Form.body`. Raises SamplerError if the data contains a control token."""
@@ -222,7 +223,7 @@ class TextForm(Form):
 class ChatForm(Form):
     """Messages; the codec is a neutral one (text/chat.py)."""
 
-    mode, path = "chat", "chat/completions"
+    mode, path = "chat", "/chat/completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
         try:

@@ -23,9 +23,9 @@ from safetensors import safe_open
 from palimpsest.config.schema import Layout, RunConfig, takes_turns
 from palimpsest.engines.embedded.compute import memories, memory_of, set_threads
 from palimpsest.engines.embedded.model_loading import load_model, pick_device
-from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Counters, Request
+from palimpsest.engines.embedded.sampling.continuous_batch import ContinuousBatch, Request
 from palimpsest.engines.process_guard import GuardedFolder
-from palimpsest.engines.protocol import Objective, UpdateStats, kv_bytes
+from palimpsest.engines.protocol import Objective, SamplerStats, UpdateStats, kv_bytes
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.engines.ray.rank_batches import RankPart
 from palimpsest.engines.ray.ray_runtime import COMPILING, WrittenWeights, folder_of_weights, set_gloo_interface
@@ -144,7 +144,7 @@ class ActorReply:
     ended: Sequence[tuple[int, Completion | str]]
     """A text is the reason of a failure."""
     streamed: Sequence[tuple[int, int, float]]
-    counters: Counters
+    counters: SamplerStats
     evicted: int
 
 

@@ -27,7 +27,7 @@ from palimpsest.engines.embedded.architecture import Context, context_of
 from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.engine import check_vocabulary
 from palimpsest.engines.embedded.forest.gradients import skips_silent
-from palimpsest.engines.embedded.sampling.continuous_batch import Counters, Request, Stepped
+from palimpsest.engines.embedded.sampling.continuous_batch import Request, Stepped
 from palimpsest.engines.embedded.sampling.sampler import BatchSampler
 from palimpsest.engines.protocol import (
     CompletionDelta,
@@ -57,7 +57,7 @@ class RemoteBatch:
     """A `Batch` in the process of a sampler. Satisfies `embedded.sampling.sampler.Steps`."""
 
     def __init__(self, group: ActorGroup, index: int, vocab: int) -> None:
-        self.vocab, self.version, self.counters, self.evicted = vocab, 0, Counters(), 0
+        self.vocab, self.version, self.counters, self.evicted = vocab, 0, SamplerStats(), 0
         self._group, self._index = group, index
         self._requests: dict[int, Request] = {}
         self._last = 0

@@ -47,8 +47,8 @@ from palimpsest.engines.ray.ray_runtime import (
 from palimpsest.engines.vllm.client import VllmClient
 from palimpsest.engines.vllm.server_process import ServerProcess
 from palimpsest.errors import EngineError, PalimpsestError, SamplerError, being_cancelled
-from palimpsest.http_connections import Connections, Unanswered, encoded
-from palimpsest.http_services import HttpReply
+from palimpsest.http_connections import Connections, encoded
+from palimpsest.http_services import HttpReply, Unanswered
 from palimpsest.planning.cost import server_share
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ import orjson
 
 from palimpsest.config.engine import LogprobsMode
 from palimpsest.errors import SamplerError
-from palimpsest.http_connections import BadReply, Connections, Unanswered
-from palimpsest.http_services import redacted
+from palimpsest.http_connections import Connections
+from palimpsest.http_services import BadReply, Unanswered, redacted
 from palimpsest.types import SamplingParams, StopReason
 
 # ---- Answers of /inference/v1/generate, checked --------------------------------------------------------------

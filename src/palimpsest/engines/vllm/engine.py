@@ -32,7 +32,6 @@ from palimpsest.config.schema import RunConfig, takes_turns
 from palimpsest.engines import process_guard
 from palimpsest.engines.protocol import (
     CompletionDelta,
-    Counts,
     Engine,
     Learner,
     Limits,
@@ -77,7 +76,7 @@ class VllmSampler:
             process = server(settings, index, mode=mode, dtype=dtype, window=self.max_context, folder=logs)
             members.append(Member(None, process))
         self._pool = Pool(members, settings, mode=mode, window=self.max_context)
-        self._counts = Counts()
+        self._counts = SamplerStats()
 
     @property
     def probe_ids(self) -> tuple[int, ...]:
@@ -159,7 +158,7 @@ class VllmSampler:
 
     def stats(self) -> SamplerStats:
         """See `SamplerStats`; counters that servers don't report are 0."""
-        return SamplerStats(**vars(self._counts), busy_s=self._pool.busy_s)
+        return replace(self._counts, busy_s=self._pool.busy_s)
 
     async def close(self) -> None:
         """End the servers that were started; a second call does nothing."""

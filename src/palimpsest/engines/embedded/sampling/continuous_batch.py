@@ -43,7 +43,7 @@ from palimpsest.engines.embedded.sampling.kv_cache import (
     RowPool,
     rounded,
 )
-from palimpsest.engines.protocol import state_bytes, state_of
+from palimpsest.engines.protocol import SamplerStats, state_bytes, state_of
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 
@@ -177,18 +177,6 @@ class Stepped:
     """Id and log-probability of a token, per streamed request."""
 
 
-@dataclass(slots=True)
-class Counters:
-    """See `engines.protocol.SamplerStats`."""
-
-    requests: int = 0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    computed_prompt_tokens: int = 0
-    steps: int = 0
-    busy_s: float = 0.0
-
-
 class ContinuousBatch:
     """The sequences in flight on one model."""
 
@@ -209,7 +197,7 @@ class ContinuousBatch:
         self._model = model
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.version = 0
-        self.counters = Counters()
+        self.counters = SamplerStats()
         self._prefill_tokens, self._slots = prefill_tokens, max_num_seqs
         self._pool, self._forward = sampling_of(model, memory, fused=fused)
         most = cache_tokens if memory is None else memory // 2 // self._pool.row_bytes(1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +26,6 @@ from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.sampling.continuous_batch import (
     CACHE_TOKENS,
     ContinuousBatch,
-    Counters,
     Request,
     Stepped,
 )
@@ -49,7 +48,7 @@ class Steps(Protocol):
 
     vocab: int
     version: int
-    counters: Counters
+    counters: SamplerStats
 
     @property
     def evicted(self) -> int: ...
@@ -117,12 +116,9 @@ class BatchSampler:
             raise SamplerError(f"scoring failed: {type(error).__name__}: {error}") from error
 
     def stats(self) -> SamplerStats:
-        return SamplerStats(
-            **asdict(self._batch.counters),
-            evicted_tokens=self._batch.evicted,
-            failed=self._failed,
-            cancelled=self._cancelled,
-        )
+        counted = {"evicted_tokens": self._batch.evicted, "failed": self._failed, "cancelled": self._cancelled}
+        stats: SamplerStats = replace(self._batch.counters, **counted)
+        return stats
 
     async def publish(self, version: int) -> None:
         """Switch to the weights of `version`; see `Batch.publish`."""
