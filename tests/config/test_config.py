@@ -249,15 +249,12 @@ def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
     [
         ("optim.lr=1", "unknown key optim.lr; did you mean optim.learning_rate?"),
         ("train.lr=1", "unknown key train.lr; did you mean optim.learning_rate?"),
-        ("train.prompts_per_step=8", "did you mean train.batch_size?"),
+        ("train.rollout_batch_size=8", "did you mean train.batch_size?"),
         ("train.steps=8", "did you mean train.max_steps?"),
         ("cold_start.steps=8", "did you mean cold_start.max_steps?"),
         ("actor.ppo_mini_batch_size=8", "did you mean train.num_minibatches?"),
         ("loss.loss_agg_mode=token", "did you mean credit.agg_mode?"),
-        ("evaluation.multiples=[1]", "did you mean evaluation.sizes?"),
-        ("evaluation.rivals={}", "did you mean evaluation.trained_baselines?"),
         ("cluster.tensor_parallel=2", "did you mean cluster.tensor_parallel_size?"),
-        ("reward.strict=true", "did you mean reward.name?"),
         ("train.k0=1", "unknown key train.k0; train has max_steps, batch_size, group_size, "),
         ("train={max_steps: 1, foo: 2}", "unknown key train.foo; train has max_steps, "),
         ("credit.overlong.bufer=1", "did you mean credit.overlong.buffer?"),
@@ -402,7 +399,10 @@ def test_a_combination_without_a_meaning_says_why() -> None:
     ("overrides", "values"),
     [
         (["train.num_minibatches=9"], ["train.num_minibatches=9", "train.batch_size=8"]),
-        (["credit.adv_estimator=rloo", "train.group_size=1"], ["credit.adv_estimator=rloo", "train.group_size=1"]),
+        (
+            ["credit.adv_estimator=leave_one_out", "train.group_size=1"],
+            ["credit.adv_estimator=leave_one_out", "train.group_size=1"],
+        ),
     ],
 )
 def test_a_rule_over_several_keys_names_what_was_typed_and_blames_no_recipe(

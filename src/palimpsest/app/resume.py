@@ -172,8 +172,7 @@ def _with_objects(
         changed["model.path"] = str(write_loaded(model, tokenizer, folder, objects.called))
     changes = objects.changes | changed
     run = resolve_run(replace(request, overrides=changes))
-    smaller = {} if "train.batch_size" in changes else _fitting_batch(run, objects, note)
-    return resolve_run(replace(request, overrides=changes | smaller)) if smaller else run
+    return run if "train.batch_size" in changes else _fitting_batch(run, objects, note)
 
 
 def _base_config(request: RunRequest) -> RunConfig | None:
@@ -184,11 +183,11 @@ def _base_config(request: RunRequest) -> RunConfig | None:
     return None if request.recipe is None else run_config(request.recipe)
 
 
-def _fitting_batch(run: ResolvedRun, objects: CallObjects, note: Callable[[str], None]) -> dict[str, int]:
-    """Changes that limit a step to the problems of the list."""
+def _fitting_batch(run: ResolvedRun, objects: CallObjects, note: Callable[[str], None]) -> ResolvedRun:
+    """`run` with steps of at most the problems of the list."""
     train, problems = run.config.train, objects.held.get(DATA)
     if problems is None or len(problems) >= train.batch_size:
-        return {}
+        return run
     count = len(problems)
     if (run.folder / CONFIG).is_file() and run.resume:
         raise ConfigError(
@@ -196,4 +195,5 @@ def _fitting_batch(run: ResolvedRun, objects: CallObjects, note: Callable[[str],
             "pass the data that the run started with"
         )
     note(f"{problems.called} has {count}: train.batch_size is {count}, not {train.batch_size}")
-    return {"train.batch_size": count, "train.num_minibatches": min(train.num_minibatches, count)}
+    keys = {"train.batch_size": count, "train.num_minibatches": min(train.num_minibatches, count)}
+    return replace(run, config=with_keys(run.config, keys))

@@ -126,48 +126,31 @@ def evaluate(
       palimpsest eval gpt-4.1-mini --base-url https://api.openai.com/v1 --api-key-env OPENAI_API_KEY --limit 8
       palimpsest eval --regrade evals/hotpot reward.name=f1
     """
-    from palimpsest.app.config_resolution import Remote
     from palimpsest.app.evaluate.comparison_report import check_alike, report, requests_of
-    from palimpsest.app.evaluate.evaluation_plan import EvalRequest, policy_names
+    from palimpsest.app.evaluate.evaluation_plan import EvalRequest
 
     models, overrides = models_and_overrides(words)
     if gpus is not None:
         if elsewhere := regrade or base_url:
             raise ConfigError(f"--gpus {gpus}: {elsewhere} needs no GPU of this machine; omit it")
         overrides = [*on_gpus(gpus, None, overrides), *overrides]
+    sizes = {"documents": ("numbers", documents), "chunks": ("lengths", chunks), "objectives": ("numbers", objectives)}
+    given: dict[str, Any] = {
+        **{name: numbers(f"--{name}", what, texts) for name, (what, texts) in sizes.items() if texts is not None},
+        **{"data": None if not data else data[0] if len(data) == 1 else tuple(data), "policy": policy},
+        **{"recipe": recipe, "corpus": corpus, "limit": limit, "base_url": base_url},
+    }
     if regrade is not None:
-        played = {
-            "data": data,
-            "policy": policy,
-            "recipe": recipe,
-            "base_url": base_url,
-            "corpus": corpus,
-            "limit": limit,
-        }
-        played |= {"documents": documents, "chunks": chunks, "objectives": objectives}
-        _show([_regrade(regrade, models, overrides, out, played)], json=json)
+        _show([_regrade(regrade, models, overrides, out, given)], json=json)
         return
     first, *rest = models or ["embedded"]
-    request = EvalRequest(
-        model=first,
-        policies=policy_names(policy and ",".join(policy)),
-        recipe=recipe,
-        overrides=overrides,
-        seed=seed,
-        remote=Remote.named(base_url, api_key_env, tokenizer),
-        data=None if not data else data[0] if len(data) == 1 else tuple(data),
-        documents=None if documents is None else numbers("--documents", "numbers", documents),
-        chunks=None if chunks is None else numbers("--chunks", "lengths", chunks),
-        objectives=None if objectives is None else numbers("--objectives", "numbers", objectives),
-        corpus=corpus,
-        limit=limit,
-        columns=None if columns is None else named_columns(columns),
-        samples=samples,
-        baselines=baselines,
-    )
+    given["columns"] = None if columns is None else named_columns(columns)
+    given |= {"api_key_env": api_key_env, "tokenizer": tokenizer, "samples": samples, "baselines": baselines}
+    request = EvalRequest(model=first, overrides=overrides, seed=seed, **given)
     requests = requests_of(models, request, out) if rest else {out: request}
     plans = {folder: entry.plan() for folder, entry in requests.items()}
-    check_alike(list(plans.values()))
+    if rest:
+        check_alike(list(plans.values()))
     _show((_play(plan, folder, force=force) for folder, plan in plans.items()), json=json)
     if rest and out is not None:
         Terminal().message(str(report([folder for folder in plans if folder is not None], out)[0]))

@@ -375,6 +375,15 @@ def _limits(metadata: Iterable[Any]) -> str:
     return f", {' and '.join(limits)}" if limits else ""
 
 
+def is_key_name(name: str) -> bool:
+    """Return whether `name` is the last part of a key, here or in another trainer.
+
+    >>> is_key_name("learning_rate"), is_key_name("lr"), is_key_name("out")
+    (True, True, False)
+    """
+    return name in OTHER_NAMES or name in {key.rpartition(".")[2] for key in dotted_keys()}
+
+
 _GUESSED = 4  # minimum length of a last name for guesses from other sections
 
 
@@ -415,8 +424,8 @@ def nearest_key(key: str) -> str:
 def _named_here(section: str, leaf: str) -> str | None:
     """Our name for another trainer's `leaf`, the key of this section if it has such a key.
 
-    >>> _named_here("cold_start", "steps"), _named_here("", "steps"), _named_here("evaluation", "rivals")
-    ('cold_start.max_steps', 'train.max_steps', 'evaluation.trained_baselines')
+    >>> _named_here("cold_start", "steps"), _named_here("", "steps")
+    ('cold_start.max_steps', 'train.max_steps')
     """
     parts = f"{section}.{leaf}".split(".")
     ends = (".".join(parts[at:]) for at in range(len(parts)))

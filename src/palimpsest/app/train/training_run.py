@@ -11,7 +11,7 @@ from palimpsest.app.config_resolution import Recipe
 from palimpsest.app.evaluate.evaluator import Evaluator
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import CallObjects, objects_in
-from palimpsest.app.resume import COLD_START, Resume, RunRequest, resolve_call, resumable
+from palimpsest.app.resume import COLD_START, ResolvedRun, Resume, RunRequest, resolve_call, resumable
 from palimpsest.app.train.restarts import restarting
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.run_setup import Setup, open_setup
@@ -26,6 +26,7 @@ from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.registry import build_policy, evaluated
 from palimpsest.progress.displays import Terminal
 from palimpsest.progress.reporter import Progress, Silent
+from palimpsest.report.run_reports import TrainingResults
 from palimpsest.reward.grading import Grades, build_reward, closing, layers_note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.driver import Evaluate, Finished
@@ -90,21 +91,20 @@ async def train_async(
         request = RunRequest(recipe, overrides, seed, out, resume)
         given = {name: value for name, value in arguments.items() if value is not None}
         run = resolve_call(request, objects, given, shown.message)
-        finished = await run_training(
-            run.config, run.folder, resume=run.resume, force=force, progress=shown, stop=stop or GracefulStop()
-        )
+        finished, _ = await run_training_async(run, force=force, progress=shown, stop=stop)
         if finished.interrupted and quiet:
             Terminal().message(f"{run.folder}: stopped after step {finished.step}; {how_to_resume(run.folder)}")
-    return Run(run.folder, objects.held)
+    return Run(run.folder, objects.held, run.config)
 
 
 train = blocking(train_async)
 
 
-async def run_training(
-    config: RunConfig, out: Path, *, resume: bool, force: bool, progress: Progress, stop: GracefulStop
-) -> Finished:
-    """`train` of a configuration."""
+async def run_training_async(
+    run: ResolvedRun, *, force: bool, progress: Progress, stop: GracefulStop | None = None
+) -> tuple[Finished, TrainingResults]:
+    """`train` of a resolved run, and what its report contains."""
+    config, out, resume = run.config, run.folder, run.resume
     if resume and (saved := checkpoint_paths(out / CHECKPOINTS)):
         check_state(config, saved[-1])  # a rejected resume changes nothing
     check_folder(out, config, resume=resume, force=force)  # before the model is loaded
@@ -121,8 +121,10 @@ async def run_training(
             return await train_in_folder(folder, config, current, progress=progress, stop=stop)
 
         finished = await restarting(folder, config.cluster.max_restarts, attempt)
-        await asyncio.to_thread(report_training, out)
-        return finished
+        return finished, await asyncio.to_thread(report_training, out, config)
+
+
+run_training = blocking(run_training_async)
 
 
 async def train_in_folder(
