@@ -176,18 +176,10 @@ def sft(
         overrides = [*on_gpus(gpus, "nll"), *(overrides or [])]
     resolved = resolve_run(RunRequest(recipe, overrides, seed, out, resume, SFT))
     recorded = origin_of(resolved.folder).detail if resolved.resume else {}
-    imitated: Imitated | None
     if recorded and records is None and data is None:
-        imitated = Imitated.from_json(recorded)
+        imitated: Imitated | None = Imitated.from_json(recorded)
     else:
-        imitated = read_imitated(
-            records=records,
-            min_grade=min_grade,
-            best=best,
-            data=data,
-            memory_first=memory_first,
-            drop_too_long=drop_too_long,
-        )
+        imitated = read_imitated(records, min_grade, best, data, memory_first, drop_too_long)
     from palimpsest.app.train import supervised_training as training  # after the configuration is known to be right
 
     config, folder = resolved.config, resolved.folder
@@ -199,7 +191,6 @@ def sft(
 
 
 def read_imitated(
-    *,
     records: Path | None,
     min_grade: str | None,
     best: int | None,
