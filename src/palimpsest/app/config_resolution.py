@@ -1,5 +1,9 @@
 """Resolution of a request to one `RunConfig`, equal from Python and from the command line.
 
+    train("memagent-7b", out="runs/first")                     a new run
+    train("memagent-7b", out="runs/first", resume=True)        the run there if it exists, otherwise a new one
+    train(resume="runs/first")                                 the run there, with its recipe, overrides and seed
+
 Light imports: a mistake in a recipe or an override is reported before anything heavy is imported.
 """
 
@@ -7,7 +11,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,22 +20,27 @@ from typing import Any
 
 from palimpsest.config.data import GENERATED, Sources, listed
 from palimpsest.config.engine import ALIKE, ClusterConfig, EmbeddedEngineConfig, SamplerConfig
+from palimpsest.config.keys import with_keys
 from palimpsest.config.load import (
     PROMPTS,
     Overrides,
+    dump_config,
     load_recipe,
     parse_config,
     quickstarts,
+    recipe_names,
     split_overrides,
     with_texts,
 )
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.engines.open import check_models
+from palimpsest.engines.open import check_models, with_sampler
+from palimpsest.engines.protocol import Objective
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.registry import evaluated, policy_class, trained
 from palimpsest.notes import Note
+from palimpsest.progress.reporter import Progress
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, newest_intact
-from palimpsest.runs.resume_rules import how_to_resume
+from palimpsest.runs.resume_rules import how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import CONFIG, load_config
 from palimpsest.tools.tool import DOCUMENT
 
@@ -41,6 +51,15 @@ EMBEDDED = "embedded"
 
 Model = str | os.PathLike[str]
 """`embedded`, a Hugging Face folder, a hub id, or a run or its folder, which means its newest checkpoint."""
+
+
+QUICKSTART = "quickstart"
+SFT = "sft"
+COLD_START = "cold-start"
+"""Folder of the cold start, inside the run's."""
+
+Resume = bool | str | os.PathLike[str]
+"""True: resume the run in the output folder, if any. A folder: resume the run in it, with its configuration."""
 
 
 def run_config(
@@ -316,3 +335,83 @@ def newest_checkpoint(run: Path) -> Path | None:
     """The newest checkpoint in a run's folder; None before the first."""
     saved = checkpoint_paths(run / CHECKPOINTS)
     return saved[-1] if saved else None
+
+
+# ---- New and resumed runs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Request of `palimpsest COMMAND` or a call of `train`."""
+
+    recipe: Recipe | None = None
+    overrides: Overrides | None = None
+    seed: int | None = None
+    out: str | Path | None = None
+    resume: Resume = False
+    command: str = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """A run to start or to resume."""
+
+    config: RunConfig
+    folder: Path
+    resume: bool
+
+
+def resolve_run(request: RunRequest) -> ResolvedRun:
+    """The run of a request. Raises ConfigError, or RunError for a folder without one."""
+    run, command = resumed_run(request), request.command
+    objective: Objective = "policy" if command == "train" else "nll"  # a quickstart samples in its own processes
+    if run is not None:
+        config = run_config(load_config(run), request.overrides, seed=request.seed)
+        return ResolvedRun(with_sampler(config, objective), run, True)
+    if request.recipe is None:
+        raise ConfigError(f"{command}: pass a recipe, or resume a run: palimpsest {command} --resume RUN")
+    resume, out = bool(request.resume), request.out
+    config = run_config(request.recipe, request.overrides, seed=request.seed, out=out, resume=resume)
+    folder = default_folder(config) if out is None else Path(out)
+    if resume and config.sampler.name == "auto" and (folder / CONFIG).is_file():
+        was = load_config(folder)  # it samples as it started
+        keys = {"sampler": was.sampler, "cluster.placement": was.cluster.placement}
+        config = parse_config(dump_config(with_keys(config, keys)), name="overrides", read_files=False)
+    return ResolvedRun(with_sampler(config, objective), folder, resume)
+
+
+def resumed_run(request: RunRequest) -> Path | None:
+    """The run to resume with its own configuration: `resume`, or `recipe` if that is a run's folder; otherwise None."""
+    recipe, resume, out = request.recipe, request.resume, request.out
+    if isinstance(resume, bool):
+        run = Path(recipe) if resume and isinstance(recipe, str | Path) and _may_be_run(recipe) else None
+    else:
+        run = Path(resume)
+        if recipe is not None:
+            raise ConfigError(f"resume={run}: the run has its recipe; omit the recipe, and change keys with overrides")
+    if run is None:
+        words = request.overrides if isinstance(request.overrides, list) else []
+        if resume and words and "=" not in words[0]:
+            raise ConfigError(f"--resume: omit {recipe}: palimpsest {request.command} --resume {words[0]}")
+        return None
+    if out is not None and Path(out).resolve() != run.resolve():
+        raise ConfigError(f"out={out}: {run} resumes in its own folder; omit out")
+    if (run / CONFIG).is_file() and (started_by := origin_of(run).command) != request.command:
+        raise ConfigError(f"palimpsest {started_by} started {run}; resume it with {resume_command(run)}")
+    return run
+
+
+def _may_be_run(recipe: str | Path) -> bool:
+    """True if a recipe may be a folder: not a shipped name, not a file."""
+    return str(recipe) not in recipe_names() and not Path(recipe).is_file()
+
+
+@contextmanager
+def resumable(run: Path, progress: Progress) -> Iterator[None]:
+    """Report how to resume the run after an error."""
+    try:
+        yield
+    except BaseException:
+        if (run / CONFIG).is_file():  # it may have been deleted
+            progress.message(how_to_resume(run))
+        raise

@@ -28,8 +28,8 @@ from palimpsest.runs.resume_rules import Imitated, origin_of, resume_command
 from palimpsest.text.display_text import printable, visible
 
 if TYPE_CHECKING:
+    from palimpsest.app.config_resolution import ResolvedRun, RunRequest
     from palimpsest.app.model_export_job import ExportedModel
-    from palimpsest.app.resume import ResolvedRun, RunRequest
     from palimpsest.report.run_reports import TrainingResults
     from palimpsest.runs.driver import Finished
 
@@ -70,7 +70,7 @@ def train(
       palimpsest train memagent                 (lists the recipes of MemAgent)
       palimpsest train --resume runs/first
     """
-    from palimpsest.app.resume import RunRequest, resolve_run
+    from palimpsest.app.config_resolution import RunRequest, resolve_run
 
     if print_recipes_of(recipe, "palimpsest train", dry_run=dry_run):
         return
@@ -168,7 +168,7 @@ def sft(
       palimpsest sft memact-cold-start --data sft_train.parquet --gpus 8 --out runs/cold-start
       palimpsest sft --resume runs/cold-start
     """
-    from palimpsest.app.resume import SFT, RunRequest, resolve_run
+    from palimpsest.app.config_resolution import SFT, RunRequest, resolve_run
 
     if gpus is not None:
         if resume:
