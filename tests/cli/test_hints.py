@@ -19,9 +19,16 @@ from support.command import Run
         (("train", "memagent-quickstart", "--lr=1"), "optim.learning_rate"),
         (("plan", "memagent-quickstart", "--device", "cuda"), "model.device"),
         (("eval", "m", "--group-size", "4"), "train.group_size"),
+        (("train", "memagent-quickstart", "--model", "smol"), "model.path"),
+        (("train", "memagent-quickstart", "--data", "own.jsonl"), "data.train_files"),
+        (("eval", "m", "--dataset", "own.jsonl"), "--data"),
+        (("eval", "m", "--api-key=X"), "--api-key-env"),
+        (("data", "build", "f.json", "--document", "4", "--out", "set"), "--documents"),
     ],
 )
-def test_a_key_written_as_an_option_is_named(words: tuple[str, ...], key: str, refused: Callable[..., str]) -> None:
+def test_an_unknown_option_names_the_key_or_the_option_that_it_resembles(
+    words: tuple[str, ...], key: str, refused: Callable[..., str]
+) -> None:
     assert f"did you mean {key}" in refused(*words)
 
 

@@ -231,6 +231,26 @@ def test_a_file_as_the_data_leaves_the_curriculum_of_drawn_documents() -> None:
         load_recipe("memagent-quickstart", ["data.train_files=mine.jsonl", "data.curriculum.chunks=[1, 2]"])
 
 
+@pytest.mark.parametrize(
+    ("name", "override", "keys"),
+    [
+        ("memagent-quickstart", "train.batch_size=2", ["train.num_minibatches"]),
+        ("memagent-quickstart", "data.train_files=a.jsonl", ["data.curriculum.advance_at", "data.curriculum.chunks"]),
+        ("rememr1-quickstart", "engine.name=m:E", ["engine.micro_batch_tokens"]),
+        ("memagent-quickstart", "train.max_steps=2", []),
+    ],
+)
+def test_a_warning_names_the_keys_of_the_recipe_that_an_override_replaces(
+    name: str, override: str, keys: list[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    config = load_recipe(name, [override])
+    told = [str(warning.message).partition("replace its ")[2] for warning in recwarn]
+    assert sorted(", ".join(told).split(", ") if told else []) == keys
+    recwarn.clear()
+    parse_config(config.model_dump_json(), overrides=["seed=2"])
+    assert not recwarn.list
+
+
 def test_null_switches_a_section_off() -> None:
     assert load_recipe("memagent-quickstart", ["data.curriculum=null"]).data.curriculum is None
 

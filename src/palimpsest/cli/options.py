@@ -22,7 +22,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from palimpsest.config.data import check_columns, columns_of
-from palimpsest.config.keys import is_key_name, nearest_key
+from palimpsest.config.keys import is_key_name, nearest_key, similar
 from palimpsest.errors import ConfigError, DataError, Interrupted
 from palimpsest.progress.displays import Terminal
 from palimpsest.runs.jsonl_rows import read_rows
@@ -42,13 +42,16 @@ _WIDTH = 120  # columns of help on a terminal that has them
 
 
 def _check_options(command: TyperCommand, words: Iterable[str]) -> None:
-    """Raise ConfigError for an option that is a key of the configuration, if the command takes keys."""
+    """Raise ConfigError for an unknown option that resembles one, or is a key of the configuration."""
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    if not any("KEY=" in (parameter.metavar or "") for parameter in command.params):
-        return
+    takes_keys = any("KEY=" in (parameter.metavar or "") for parameter in command.params)
     for option in (word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words)):
         name = option.removeprefix("--").replace("-", "_")
-        if option.startswith("--") and option not in known and is_key_name(name):
+        if not option.startswith("--") or option in known or option == "--help":
+            continue
+        if near := similar(option, known):
+            raise ConfigError(f"{command.name}: no option {option}; did you mean {near}?")
+        if takes_keys and is_key_name(name):
             raise ConfigError(
                 f"{command.name}: no option {option}{nearest_key(name)} Write KEY=VALUE without an option"
             )

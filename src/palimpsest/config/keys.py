@@ -366,12 +366,12 @@ def _limits(metadata: Iterable[Any]) -> str:
 
 
 def is_key_name(name: str) -> bool:
-    """Return whether `name` is the last part of a key, here or in another trainer.
+    """Return whether `name` is the last part of a key with a value, here or in another trainer.
 
     >>> is_key_name("learning_rate"), is_key_name("lr"), is_key_name("out")
     (True, True, False)
     """
-    return name in OTHER_NAMES or name in {key.rpartition(".")[2] for key in dotted_keys()}
+    return name in OTHER_NAMES or name in {k.rpartition(".")[2] for k in dotted_keys() if section_of(k) is None}
 
 
 _GUESSED = 4  # minimum length of a last name for guesses from other sections
@@ -402,7 +402,7 @@ def nearest_key(key: str) -> str:
         return f"; did you mean {other}?"
     if {*siblings} == {"name", "options"}:
         return f"; did you mean {section}.options.{leaf}?"
-    wanted = _close(leaf, leaves) if len(leaf) >= _GUESSED and leaf not in leaves else leaf
+    wanted = similar(leaf, leaves) if len(leaf) >= _GUESSED and leaf not in leaves else leaf
     if namesake := [name for name in keys if name.rpartition(".")[2] == wanted]:
         return f"; did you mean {' or '.join(namesake)}?"
     if siblings and section:
@@ -424,7 +424,7 @@ def _named_here(section: str, leaf: str) -> str | None:
     return local if key and field_at(local) is not None else key or None
 
 
-def _close(name: str, names: Iterable[str]) -> str | None:
+def similar(name: str, names: Iterable[str]) -> str | None:
     """The name that `name` probably misspells."""
     return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.8)), None)
 

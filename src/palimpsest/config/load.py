@@ -6,6 +6,7 @@
 An override of `engine.name` or `sampler.name` drops the recipe's keys of another one, including `cluster`. An override
 of `reward.name` with a custom reward drops the recipe's reward with its layers. A file as `data.train_files` drops the
 curriculum of generated documents. An override of `train.batch_size` lowers the recipe's `train.num_minibatches` to it.
+A warning names these keys.
 Values follow YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
 
 Prompts may be in a file: `prompts: my.yaml` among the options of a policy, `reward.judge.prompt: my.txt`. Loading
@@ -25,6 +26,7 @@ key, or inside a longer text.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -38,6 +40,7 @@ from palimpsest.config.engine import ALIKE, COPIES
 from palimpsest.config.keys import explain, section_of
 from palimpsest.config.reward import JUDGE_PROMPTS, REWARDS, is_criteria_file
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import leaves
 from palimpsest.config.yaml_text import Dumper, first_line, read, refuse_unwritable
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.files import NoRegularFile, read_regular
@@ -180,10 +183,14 @@ def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), 
         raise ConfigError(
             f"recipe {name}: {min(foreign)} is a section of verl; write a recipe with palimpsest recipes import {name}"
         )
+    texts, changes = {}, list(split_overrides(overrides))
+    before = {} if RunConfig.model_fields.keys() <= values.keys() else dict(leaves(values))  # {}: it was dumped
     values.setdefault("recipe", Path(name).stem)
-    texts = {}
-    changes = list(split_overrides(overrides))
     _drop_replaced(values, [(key, value) for key, value, _ in changes])
+    left = dict(leaves(values))
+    given = {key for key, _, _ in changes}
+    if replaced := [key for key, value in before.items() if left.get(key, ...) != value and key not in given]:
+        warnings.warn(f"recipe {name}: the overrides replace its {', '.join(replaced)}", stacklevel=3)
     for key, value, shown in changes:
         put(values, key, value)
         texts[key] = shown
