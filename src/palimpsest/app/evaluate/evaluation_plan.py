@@ -125,21 +125,7 @@ class EvalRequest(Agent):
             raise ConfigError(
                 f"data={drawn[0]}: generated problems can't be mixed with files; evaluate them separately"
             )
-        documents, chunks, objectives = (
-            _numbers(name, getattr(self, name)) for name in ("documents", "chunks", "objectives")
-        )
-        configs = [
-            evaluation_config(
-                agent,
-                data=data,
-                documents=documents[0] if documents else None,
-                objectives=objectives,
-                corpus=corpus,
-                limit=self.limit,
-                columns=self.columns,
-            )
-            for agent in agents
-        ]
+        configs = [self._config(agent, data, corpus) for agent in agents]
         _check_alike(configs)
         for agent in agents:
             played = agent.policy or configs[0].policy.name
@@ -147,13 +133,24 @@ class EvalRequest(Agent):
         return EvalPlan(
             configs[0],
             tuple(config.policy for config in configs),
-            chunks=chunks,
-            documents=tuple(documents) if documents and len(documents) > 1 else (),
+            chunks=_numbers("chunks", self.chunks),
+            documents=tuple(documents) if len(documents := _numbers("documents", self.documents) or ()) > 1 else (),
             problems=self.problems,
             samples=self.samples,
             baselines=self.baselines,
             folder=Path(str(self.data)) if sets else None,
             notes=tuple(dict.fromkeys(notes)),
+        )
+
+    def _config(self, agent: Agent, data: Sources | Path | None, corpus: str | Path | None) -> RunConfig:
+        return evaluation_config(
+            agent,
+            data=data,
+            documents=next(iter(_numbers("documents", self.documents) or ()), None),
+            objectives=_numbers("objectives", self.objectives),
+            corpus=corpus,
+            limit=self.limit,
+            columns=self.columns,
         )
 
 
