@@ -101,7 +101,7 @@ def endpoint_keys() -> str:
 
 
 def other_names() -> str:
-    """Names of keys in other trainers and earlier versions."""
+    """Names of keys in other trainers."""
     names: dict[str, list[str]] = {}
     for other, key in OTHER_NAMES.items():
         names.setdefault(key, []).append(f"`{other}`")

@@ -73,9 +73,9 @@ WIDE = {
 BUDGET: dict[str, tuple[int, int]] = {
     "": (3082, 15),
     "agents": (490, 5),
-    "app": (9480, 49),
+    "app": (9480, 48),
     "cli": (2930, 16),
-    "config": (3130, 13),
+    "config": (3130, 12),
     "credit": (900, 8),
     "data": (4820, 24),
     "engines": (10650, 47),

@@ -110,9 +110,6 @@ KINDS: dict[str, PluginKind] = {
             "mean": "palimpsest.credit.grpo_rloo:mean",
             "mean_std": "palimpsest.credit.grpo_rloo:mean_std",
             "leave_one_out": "palimpsest.credit.grpo_rloo:leave_one_out",
-            "dr_grpo": "palimpsest.credit.grpo_rloo:mean",
-            "grpo": "palimpsest.credit.grpo_rloo:mean_std",
-            "rloo": "palimpsest.credit.grpo_rloo:leave_one_out",
             "state_mix": "palimpsest.credit.state:StateMix",
         },
         ("group",),
@@ -178,6 +175,9 @@ _MEANT = {
     ("policy", "memact"): "MemAct's is prune",
     ("reward", "judge"): "set reward.name=final_answer reward.final_answer.match=judge",
     ("rule", "gae"): "there is no critic",
+    ("rule", "grpo"): "GRPO's is mean_std",
+    ("rule", "dr_grpo"): "Dr. GRPO's is mean",
+    ("rule", "rloo"): "RLOO's is leave_one_out",
 }
 """What a name that no plugin has probably means."""
 

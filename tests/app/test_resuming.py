@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.app.config_resolution import model_folder
+from palimpsest.app.config_resolution import RunRequest, model_folder, resolve_run
 from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
-from palimpsest.app.resume import RunRequest, resolve_run
 from palimpsest.cli.options import resumed
 from palimpsest.progress.reporter import Silent
 from palimpsest.rollout.trajectory_file import encode_groups

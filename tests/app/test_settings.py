@@ -10,8 +10,7 @@ import pytest
 
 import palimpsest as library
 from palimpsest.agents.fitted_policy import fitted
-from palimpsest.app.config_resolution import Agent, evaluation_config, run_config
-from palimpsest.app.resume import RunRequest, resolve_run
+from palimpsest.app.config_resolution import Agent, RunRequest, evaluation_config, resolve_run, run_config
 from palimpsest.config.load import load_recipe
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig

@@ -231,6 +231,26 @@ def test_a_file_as_the_data_leaves_the_curriculum_of_drawn_documents() -> None:
         load_recipe("memagent-quickstart", ["data.train_files=mine.jsonl", "data.curriculum.chunks=[1, 2]"])
 
 
+@pytest.mark.parametrize(
+    ("name", "override", "keys"),
+    [
+        ("memagent-quickstart", "train.batch_size=2", ["train.num_minibatches"]),
+        ("memagent-quickstart", "data.train_files=a.jsonl", ["data.curriculum.advance_at", "data.curriculum.chunks"]),
+        ("rememr1-quickstart", "engine.name=m:E", ["engine.micro_batch_tokens"]),
+        ("memagent-quickstart", "train.max_steps=2", []),
+    ],
+)
+def test_a_warning_names_the_keys_of_the_recipe_that_an_override_replaces(
+    name: str, override: str, keys: list[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    config = load_recipe(name, [override])
+    told = [str(warning.message).partition("replace its ")[2] for warning in recwarn]
+    assert sorted(", ".join(told).split(", ") if told else []) == keys
+    recwarn.clear()
+    parse_config(config.model_dump_json(), overrides=["seed=2"])
+    assert not recwarn.list
+
+
 def test_null_switches_a_section_off() -> None:
     assert load_recipe("memagent-quickstart", ["data.curriculum=null"]).data.curriculum is None
 
@@ -249,15 +269,12 @@ def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
     [
         ("optim.lr=1", "unknown key optim.lr; did you mean optim.learning_rate?"),
         ("train.lr=1", "unknown key train.lr; did you mean optim.learning_rate?"),
-        ("train.prompts_per_step=8", "did you mean train.batch_size?"),
+        ("train.rollout_batch_size=8", "did you mean train.batch_size?"),
         ("train.steps=8", "did you mean train.max_steps?"),
         ("cold_start.steps=8", "did you mean cold_start.max_steps?"),
         ("actor.ppo_mini_batch_size=8", "did you mean train.num_minibatches?"),
         ("loss.loss_agg_mode=token", "did you mean credit.agg_mode?"),
-        ("evaluation.multiples=[1]", "did you mean evaluation.sizes?"),
-        ("evaluation.rivals={}", "did you mean evaluation.trained_baselines?"),
         ("cluster.tensor_parallel=2", "did you mean cluster.tensor_parallel_size?"),
-        ("reward.strict=true", "did you mean reward.name?"),
         ("train.k0=1", "unknown key train.k0; train has max_steps, batch_size, group_size, "),
         ("train={max_steps: 1, foo: 2}", "unknown key train.foo; train has max_steps, "),
         ("credit.overlong.bufer=1", "did you mean credit.overlong.buffer?"),
@@ -402,7 +419,10 @@ def test_a_combination_without_a_meaning_says_why() -> None:
     ("overrides", "values"),
     [
         (["train.num_minibatches=9"], ["train.num_minibatches=9", "train.batch_size=8"]),
-        (["credit.adv_estimator=rloo", "train.group_size=1"], ["credit.adv_estimator=rloo", "train.group_size=1"]),
+        (
+            ["credit.adv_estimator=leave_one_out", "train.group_size=1"],
+            ["credit.adv_estimator=leave_one_out", "train.group_size=1"],
+        ),
     ],
 )
 def test_a_rule_over_several_keys_names_what_was_typed_and_blames_no_recipe(

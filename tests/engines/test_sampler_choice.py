@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.resume import RunRequest, resolve_run
+from palimpsest.app.config_resolution import RunRequest, resolve_run
 from palimpsest.config.load import dump_config, load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded import compute

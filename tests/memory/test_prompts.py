@@ -15,8 +15,7 @@ import yaml
 
 from palimpsest.app.config_resolution import Agent, run_config
 from palimpsest.app.starter_files import prompt_file
-from palimpsest.config.load import dump_config, load_recipe, parse_config
-from palimpsest.config.prompt_file import MAX_BYTES
+from palimpsest.config.load import MAX_PROMPT_BYTES, dump_config, load_recipe, parse_config
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.overwrite import OverwritePolicy
@@ -151,7 +150,7 @@ def test_what_is_no_plain_file_is_not_opened(make: Callable[[Path], None], tmp_p
             ),
             "not valid YAML (aliases expand to too many values",
         ),
-        ("read: " + "x" * MAX_BYTES, "longer than 1,000,000 bytes"),
+        ("read: " + "x" * MAX_PROMPT_BYTES, "longer than 1,000,000 bytes"),
         ('read: "\\ud800"', "read: '\\ud800' contains half a character"),
     ],
 )

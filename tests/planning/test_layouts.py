@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.config_resolution import run_config
-from palimpsest.app.resume import RunRequest
+from palimpsest.app.config_resolution import RunRequest, run_config
 from palimpsest.app.train.training_plan import TrainingPlan, hardware_for, plan_training, planned
 from palimpsest.config.load import recipe_names
 from palimpsest.engines.preflight import Use

@@ -57,6 +57,9 @@ _RULES = ("grounded", "unit")
 """Options other than sizes; they come only from the request or the training."""
 
 
+_recipe = lru_cache(maxsize=len(SMALL_RECIPES))(load_recipe)
+
+
 @lru_cache(maxsize=64)
 def _small_options(name: str) -> dict[str, Any]:
     """Options of the first policy called `name` in the small models' recipes; `closed_book`: those of
@@ -64,7 +67,7 @@ def _small_options(name: str) -> dict[str, Any]:
     if name == "closed_book":
         options = _small_options("full_context")
         return {option: value for option, value in options.items() if option in options_of(policy_class(name))}
-    for recipe in map(load_recipe, SMALL_RECIPES):
+    for recipe in map(_recipe, SMALL_RECIPES):
         for policy in (
             recipe.policy,
             *recipe.evaluation.baselines.values(),

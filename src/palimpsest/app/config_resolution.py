@@ -1,5 +1,9 @@
 """Resolution of a request to one `RunConfig`, equal from Python and from the command line.
 
+    train("memagent-7b", out="runs/first")                     a new run
+    train("memagent-7b", out="runs/first", resume=True)        the run there if it exists, otherwise a new one
+    train(resume="runs/first")                                 the run there, with its recipe, overrides and seed
+
 Light imports: a mistake in a recipe or an override is reported before anything heavy is imported.
 """
 
@@ -7,23 +11,36 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from palimpsest.config.data import GENERATED, Sources, listed
 from palimpsest.config.engine import ALIKE, ClusterConfig, EmbeddedEngineConfig, SamplerConfig
-from palimpsest.config.load import Overrides, load_recipe, parse_config, quickstarts, split_overrides
-from palimpsest.config.prompt_file import OPTION as PROMPTS
-from palimpsest.config.prompt_file import with_texts
+from palimpsest.config.keys import with_keys
+from palimpsest.config.load import (
+    PROMPTS,
+    Overrides,
+    dump_config,
+    load_recipe,
+    parse_config,
+    quickstarts,
+    recipe_names,
+    split_overrides,
+    with_texts,
+)
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.engines.open import check_models
+from palimpsest.engines.open import check_models, with_sampler
+from palimpsest.engines.protocol import Objective
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.registry import evaluated, policy_class, trained
 from palimpsest.notes import Note
+from palimpsest.progress.reporter import Progress
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, newest_intact
-from palimpsest.runs.resume_rules import how_to_resume
+from palimpsest.runs.resume_rules import how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import CONFIG, load_config
 from palimpsest.tools.tool import DOCUMENT
 
@@ -34,6 +51,15 @@ EMBEDDED = "embedded"
 
 Model = str | os.PathLike[str]
 """`embedded`, a Hugging Face folder, a hub id, or a run or its folder, which means its newest checkpoint."""
+
+
+QUICKSTART = "quickstart"
+SFT = "sft"
+COLD_START = "cold-start"
+"""Folder of the cold start, inside the run's."""
+
+Resume = bool | str | os.PathLike[str]
+"""True: resume the run in the output folder, if any. A folder: resume the run in it, with its configuration."""
 
 
 def run_config(
@@ -51,7 +77,9 @@ def run_config(
     changes = overrides or ()
     if seed is not None:
         changes = _more(changes, {"seed": seed})
-    if isinstance(recipe, RunConfig):
+    if isinstance(recipe, RunConfig) and not changes:
+        config = recipe
+    elif isinstance(recipe, RunConfig):
         config = parse_config(recipe.model_dump_json(), name=recipe.recipe, overrides=changes, read_files=False)
     else:
         config = load_recipe(recipe, changes, read_files=False)
@@ -94,38 +122,7 @@ def check_quickstart(method: str) -> None:
         raise ConfigError(f"quickstart {method}: no such method{hint}")
 
 
-@dataclass(frozen=True, slots=True)
-class Remote:
-    """An OpenAI-compatible endpoint that serves the model instead of this process."""
-
-    url: str
-    """Base URL of the endpoint, e.g. http://127.0.0.1:8000/v1."""
-    api_key_env: str | None = None
-    """Environment variable with the key."""
-    tokenizer: str | os.PathLike[str] | None = None
-    """Folder or hub id of the model's tokenizer; None: the model's name, if it is either."""
-
-    @classmethod
-    def named(
-        cls, base_url: str | None, api_key_env: str | None, tokenizer: str | os.PathLike[str] | None
-    ) -> Remote | None:
-        """An endpoint; None without an address. Raises ConfigError for options that need one."""
-        if base_url is not None:
-            return cls(base_url, api_key_env, tokenizer)
-        for name, value in (("api_key_env", api_key_env), ("tokenizer", tokenizer)):
-            if value is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise ConfigError(f"{option} {value}: needs an endpoint; set --base-url too, or omit it")
-        return None
-
-    def section(self) -> dict[str, Any]:
-        """Overrides of a configuration."""
-        optional = {"api_key_env": self.api_key_env, "tokenizer": self.tokenizer and os.fspath(self.tokenizer)}
-        keys = {"name": "endpoint", "url": self.url} | {name: value for name, value in optional.items() if value}
-        return {f"engine.{name}": value for name, value in keys.items()}
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Agent:
     """A policy on a model, with the budgets, rewards and sampling of a recipe."""
 
@@ -137,10 +134,19 @@ class Agent:
     overrides: Overrides = ()
     """Options of the policy (`chunk_size=48`) and dotted keys of the recipe."""
     seed: int = 0
-    remote: Remote | None = None
-    """Endpoint that serves `model`; None: load it in this process."""
+    base_url: str | None = None
+    """OpenAI-compatible endpoint that serves `model`, e.g. http://127.0.0.1:8000/v1; None: load it in this process."""
+    api_key_env: str | None = None
+    """Environment variable with its key."""
+    tokenizer: str | os.PathLike[str] | None = None
+    """Folder or hub id of the endpoint's tokenizer; None: the model's name, if it is either."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError."""
+        for name in ("api_key_env", "tokenizer"):
+            if self.base_url is None and (value := getattr(self, name)) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise ConfigError(f"{option} {value}: needs an endpoint; set --base-url too, or omit it")
         for name, value, wanted in (
             ("model", self.model, "a name, a folder or a Run"),
             ("policy", self.policy or "", "a name, or my_module:MyPolicy"),
@@ -154,11 +160,10 @@ class Agent:
         The embedded engine runs the agent, regardless of its training engine, unless overrides name another engine or
         the recipe or run has an endpoint or a custom one. Options of the policy may still be unset. Raises ConfigError.
         """
-        origin = self.base_config()
+        origin = self.base
         base = origin or RunConfig()
         policy = self.policy or base.policy.name
-        run = _run_in(Path(self.model)) if base.evaluation.files else None
-        brings = run if base.evaluation.files else origin
+        brings = self.run if base.evaluation.files else origin
         options = self._wording(policy)
         if brings is not None and brings.policy.name == policy:
             options |= trained(brings.policy).options
@@ -179,7 +184,7 @@ class Agent:
             }
         )
         unsaid = origin is None or bool(origin.evaluation.files)
-        dtype = {"model.dtype": "auto"} if unsaid and self.remote is None else {}
+        dtype = {"model.dtype": "auto"} if unsaid and self.base_url is None else {}
         overrides = {**dtype, **reward, **self._section(), **changes, **(more or {})}
         config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
         check_models(config)
@@ -187,21 +192,20 @@ class Agent:
 
     def model_name(self, warn: Callable[[str], None]) -> str:
         """`model` as a folder, a hub id, or a name at the endpoint. Raises the errors of `model_folder`."""
-        return model_folder(self.model, warn) if self.remote is None else os.fspath(self.model)
+        return model_folder(self.model, warn) if self.base_url is None else os.fspath(self.model)
 
     def _wording(self, policy: str) -> dict[str, Any]:
         """Prompt texts of the model's training, if its run has the same policy with custom texts."""
-        run = _run_in(Path(self.model))
-        texts = run.policy.options.get(PROMPTS) if run and run.policy.name == policy else None
+        texts = self.run.policy.options.get(PROMPTS) if self.run and self.run.policy.name == policy else None
         return {PROMPTS: texts} if isinstance(texts, dict) else {}
 
     def notes(self, config: RunConfig | None = None) -> list[str]:
         """Differences from the recipe or from the model's run, damaged checkpoints, and whether the problems of
         `config` are training problems."""
-        run, notes = _run_in(Path(self.model)), list[str]()
+        run, notes = self.run, list[str]()
         self.model_name(notes.append)
         if self.recipe is not None and os.fspath(self.model) == EMBEDDED:
-            recipes = (self.base_config() or RunConfig()).model.path
+            recipes = (self.base or RunConfig()).model.path
             if recipes != EMBEDDED:
                 notes.append(Note("model_of_recipe", recipe=recipes, model=EMBEDDED))
         if run is None:
@@ -209,7 +213,7 @@ class Agent:
         if config is not None and _trained_on(run, config):
             notes.append(Note("trained_on_these_problems"))
         if config is None:
-            played = self.policy or (self.base_config() or run).policy.name
+            played = self.policy or (self.base or run).policy.name
         else:
             played = config.policy.name
         trained = run.policy.name
@@ -217,17 +221,27 @@ class Agent:
         other = [] if played == trained else [Note("other_policy", model=model, trained=trained, policy=played)]
         return notes + other
 
-    def base_config(self) -> RunConfig | None:
+    @cached_property
+    def run(self) -> RunConfig | None:
+        """Configuration of the run that `model` belongs to."""
+        return _run_in(Path(self.model))
+
+    @cached_property
+    def base(self) -> RunConfig | None:
         """Configuration of the recipe, or of the model's run: an agent trained to recall must not run as one that
         overwrites. None without either."""
         if self.recipe is None:
-            return _run_in(Path(self.model))
+            return self.run
         dotted = {key: value for key, value, _ in split_overrides(self.overrides) if "." in key}
         return run_config(self.recipe, self._section() | dotted)
 
     def _section(self) -> dict[str, Any]:
         """Overrides that select the endpoint; before all others, so that its keys are valid."""
-        return {} if self.remote is None else self.remote.section()
+        if self.base_url is None:
+            return {}
+        optional = {"api_key_env": self.api_key_env, "tokenizer": self.tokenizer and os.fspath(self.tokenizer)}
+        keys = {"name": "endpoint", "url": self.base_url} | {name: value for name, value in optional.items() if value}
+        return {f"engine.{name}": value for name, value in keys.items()}
 
 
 def on_embedded(config: RunConfig) -> RunConfig:
@@ -270,7 +284,7 @@ def evaluation_config(
     """
     section: dict[str, Any] = {"limit": limit, "curriculum": None}
     section |= {} if columns is None else {"columns": dict(columns)}
-    if data is None and agent.base_config() is not None:
+    if data is None and agent.base is not None:
         optional = {"documents": documents, "corpus": None if corpus is None else str(corpus)}
         section |= {name: value for name, value in optional.items() if value is not None}
     else:
@@ -321,3 +335,83 @@ def newest_checkpoint(run: Path) -> Path | None:
     """The newest checkpoint in a run's folder; None before the first."""
     saved = checkpoint_paths(run / CHECKPOINTS)
     return saved[-1] if saved else None
+
+
+# ---- New and resumed runs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Request of `palimpsest COMMAND` or a call of `train`."""
+
+    recipe: Recipe | None = None
+    overrides: Overrides | None = None
+    seed: int | None = None
+    out: str | Path | None = None
+    resume: Resume = False
+    command: str = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRun:
+    """A run to start or to resume."""
+
+    config: RunConfig
+    folder: Path
+    resume: bool
+
+
+def resolve_run(request: RunRequest) -> ResolvedRun:
+    """The run of a request. Raises ConfigError, or RunError for a folder without one."""
+    run, command = resumed_run(request), request.command
+    objective: Objective = "policy" if command == "train" else "nll"  # a quickstart samples in its own processes
+    if run is not None:
+        config = run_config(load_config(run), request.overrides, seed=request.seed)
+        return ResolvedRun(with_sampler(config, objective), run, True)
+    if request.recipe is None:
+        raise ConfigError(f"{command}: pass a recipe, or resume a run: palimpsest {command} --resume RUN")
+    resume, out = bool(request.resume), request.out
+    config = run_config(request.recipe, request.overrides, seed=request.seed, out=out, resume=resume)
+    folder = default_folder(config) if out is None else Path(out)
+    if resume and config.sampler.name == "auto" and (folder / CONFIG).is_file():
+        was = load_config(folder)  # it samples as it started
+        keys = {"sampler": was.sampler, "cluster.placement": was.cluster.placement}
+        config = parse_config(dump_config(with_keys(config, keys)), name="overrides", read_files=False)
+    return ResolvedRun(with_sampler(config, objective), folder, resume)
+
+
+def resumed_run(request: RunRequest) -> Path | None:
+    """The run to resume with its own configuration: `resume`, or `recipe` if that is a run's folder; otherwise None."""
+    recipe, resume, out = request.recipe, request.resume, request.out
+    if isinstance(resume, bool):
+        run = Path(recipe) if resume and isinstance(recipe, str | Path) and _may_be_run(recipe) else None
+    else:
+        run = Path(resume)
+        if recipe is not None:
+            raise ConfigError(f"resume={run}: the run has its recipe; omit the recipe, and change keys with overrides")
+    if run is None:
+        words = request.overrides if isinstance(request.overrides, list) else []
+        if resume and words and "=" not in words[0]:
+            raise ConfigError(f"--resume: omit {recipe}: palimpsest {request.command} --resume {words[0]}")
+        return None
+    if out is not None and Path(out).resolve() != run.resolve():
+        raise ConfigError(f"out={out}: {run} resumes in its own folder; omit out")
+    if (run / CONFIG).is_file() and (started_by := origin_of(run).command) != request.command:
+        raise ConfigError(f"palimpsest {started_by} started {run}; resume it with {resume_command(run)}")
+    return run
+
+
+def _may_be_run(recipe: str | Path) -> bool:
+    """True if a recipe may be a folder: not a shipped name, not a file."""
+    return str(recipe) not in recipe_names() and not Path(recipe).is_file()
+
+
+@contextmanager
+def resumable(run: Path, progress: Progress) -> Iterator[None]:
+    """Report how to resume the run after an error."""
+    try:
+        yield
+    except BaseException:
+        if (run / CONFIG).is_file():  # it may have been deleted
+            progress.message(how_to_resume(run))
+        raise

@@ -23,8 +23,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from palimpsest.config.keys import dotted_keys, nearest_key
-from palimpsest.config.other_names import OTHER_NAMES
+from palimpsest.config.keys import is_key_name, nearest_key
 from palimpsest.errors import nearest
 from palimpsest.progress.displays import Notebook, Terminal
 from palimpsest.progress.reporter import Progress, Silent
@@ -41,8 +40,7 @@ def check_arguments(name: str, signature: inspect.Signature, args: tuple[Any, ..
     except TypeError as error:
         unknown = next((key for key in kwargs if key not in signature.parameters), "")
         near = nearest(unknown, signature.parameters) if unknown else ""
-        keys = {key.rpartition(".")[2] for key in dotted_keys()} | OTHER_NAMES.keys()
-        if "overrides" in signature.parameters and unknown in keys:
+        if "overrides" in signature.parameters and is_key_name(unknown):
             near = f"{nearest_key(unknown)} Pass it in overrides={{KEY: VALUE}}"
         raise TypeError(f"palimpsest.{name}(): {error}{near}") from None
 

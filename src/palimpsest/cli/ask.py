@@ -61,10 +61,10 @@ def ask(
     shown = _changes if stream else None
     words, overrides = models_and_overrides(words)
     if chat:
-        from palimpsest.app.config_resolution import Agent, Remote
+        from palimpsest.app.config_resolution import Agent
 
-        remote = Remote.named(base_url, api_key_env, tokenizer)
-        _chat(Agent(model, policy, None, overrides, remote=remote), words, shown, json)
+        agent = Agent(model, policy, None, overrides, 0, base_url, api_key_env, tokenizer)
+        _chat(agent, words, shown, json)
         return
     if len(words) < 2:
         words = [model, *words]

@@ -194,13 +194,13 @@ def probe(
       palimpsest probe runs/quickstart
       palimpsest probe Qwen/Qwen3-4B --base-url http://127.0.0.1:8000/v1
     """
-    from palimpsest.app.config_resolution import Agent, Remote
+    from palimpsest.app.config_resolution import Agent
     from palimpsest.app.evaluate.length_probe import probe as probe_reads
 
     models, overrides = models_and_overrides(words)
     if len(models) != 1:
         raise ConfigError(f"probe takes one model, not {len(models)}; give a run or embedded")
-    agent = Agent(models[0], None, recipe, overrides, seed, Remote.named(base_url, api_key_env, tokenizer))
+    agent = Agent(models[0], None, recipe, overrides, seed, base_url, api_key_env, tokenizer)
     sizes = numbers("--predict", "lengths", predict)
     result = probe_reads(agent, chunks=chunks, lengths=sizes, limit=limit, progress=Terminal())
     if json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,6 @@ from palimpsest.cli.options import (
     Json,
     Tokenizer,
     Words,
-    interval,
     models_and_overrides,
     named_columns,
     numbers,
@@ -38,7 +37,6 @@ from palimpsest.text.display_text import counted, printable
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.evaluation_plan import EvalPlan
     from palimpsest.app.evaluate.evaluation_result import Evaluation
-    from palimpsest.evaluation.summary import EvalSummary
 
 
 def evaluate(
@@ -126,48 +124,31 @@ def evaluate(
       palimpsest eval gpt-4.1-mini --base-url https://api.openai.com/v1 --api-key-env OPENAI_API_KEY --limit 8
       palimpsest eval --regrade evals/hotpot reward.name=f1
     """
-    from palimpsest.app.config_resolution import Remote
     from palimpsest.app.evaluate.comparison_report import check_alike, report, requests_of
-    from palimpsest.app.evaluate.evaluation_plan import EvalRequest, policy_names
+    from palimpsest.app.evaluate.evaluation_plan import EvalRequest
 
     models, overrides = models_and_overrides(words)
     if gpus is not None:
         if elsewhere := regrade or base_url:
             raise ConfigError(f"--gpus {gpus}: {elsewhere} needs no GPU of this machine; omit it")
         overrides = [*on_gpus(gpus, None, overrides), *overrides]
+    sizes = {"documents": ("numbers", documents), "chunks": ("lengths", chunks), "objectives": ("numbers", objectives)}
+    given: dict[str, Any] = {
+        **{name: numbers(f"--{name}", what, texts) for name, (what, texts) in sizes.items() if texts is not None},
+        **{"data": None if not data else data[0] if len(data) == 1 else tuple(data), "policy": policy},
+        **{"recipe": recipe, "corpus": corpus, "limit": limit, "base_url": base_url},
+    }
     if regrade is not None:
-        played = {
-            "data": data,
-            "policy": policy,
-            "recipe": recipe,
-            "base_url": base_url,
-            "corpus": corpus,
-            "limit": limit,
-        }
-        played |= {"documents": documents, "chunks": chunks, "objectives": objectives}
-        _show([_regrade(regrade, models, overrides, out, played)], json=json)
+        _show([_regrade(regrade, models, overrides, out, given)], json=json)
         return
     first, *rest = models or ["embedded"]
-    request = EvalRequest(
-        model=first,
-        policies=policy_names(policy and ",".join(policy)),
-        recipe=recipe,
-        overrides=overrides,
-        seed=seed,
-        remote=Remote.named(base_url, api_key_env, tokenizer),
-        data=None if not data else data[0] if len(data) == 1 else tuple(data),
-        documents=None if documents is None else numbers("--documents", "numbers", documents),
-        chunks=None if chunks is None else numbers("--chunks", "lengths", chunks),
-        objectives=None if objectives is None else numbers("--objectives", "numbers", objectives),
-        corpus=corpus,
-        limit=limit,
-        columns=None if columns is None else named_columns(columns),
-        samples=samples,
-        baselines=baselines,
-    )
+    given["columns"] = None if columns is None else named_columns(columns)
+    given |= {"api_key_env": api_key_env, "tokenizer": tokenizer, "samples": samples, "baselines": baselines}
+    request = EvalRequest(model=first, overrides=overrides, seed=seed, **given)
     requests = requests_of(models, request, out) if rest else {out: request}
     plans = {folder: entry.plan() for folder, entry in requests.items()}
-    check_alike(list(plans.values()))
+    if rest:
+        check_alike(list(plans.values()))
     _show((_play(plan, folder, force=force) for folder, plan in plans.items()), json=json)
     if rest and out is not None:
         Terminal().message(str(report([folder for folder in plans if folder is not None], out)[0]))
@@ -206,61 +187,22 @@ def _regrade(
 # ---- An evaluation as a table -------------------------------------------------------------------------------
 
 
-Column = Callable[["EvalSummary"], str | None]
-
-
-def _share(name: str) -> Column:
-    return lambda row: _percent(row.measures.get(name))
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else percent(value)
-
-
-def _metric(name: str) -> Column:
-    return lambda row: _percent(row.metrics.get(name))
-
-
-def _hallucinated(row: EvalSummary) -> str | None:
-    copied = row.measures.get("copy_fidelity")
-    return None if copied is None else percent(1.0 - copied)
-
-
-def _name(name: str, row: EvalSummary) -> str:
-    if not row.cell.baseline:
-        return name
-    fewer = f" ({row.problems} of {row.part_problems} fit)" if row.part_problems else ""
-    return f"baseline: {name}{fewer}"
-
-
-FIGURES: dict[str, Column] = {
-    "problems": lambda row: str(row.problems),
-    "cut": lambda row: str(row.documents_cut),
-    "accuracy": lambda row: percent(row.accuracy.mean),
-    "95%": lambda row: interval(row.accuracy),
-    "em": _metric("em"),
-    "f1": _metric("f1"),
-    "sub-em": _metric("sub_em"),
-    "evidence kept": _share("evidence_retention"),
-    "turns": lambda row: f"{row.turns_per_document:.1f}",
-    "tokens/document": lambda row: f"{row.tokens_per_document:,.0f}",
-    "tokens/correct": lambda row: None if row.tokens_per_correct is None else f"{row.tokens_per_correct:,.0f}",
+FIGURES = {
+    "problems": "problems",
+    "cut": "documents cut",
+    "accuracy": "accuracy",
+    "95%": "low",
+    "em": "em",
+    "f1": "f1",
+    "sub-em": "sub_em",
+    "evidence kept": "evidence kept",
+    "turns": "turns",
+    "tokens/document": "tokens",
+    "tokens/correct": "tokens/correct",
 }
-OPTIONAL_FIGURES: dict[str, Column] = {
-    "pass@k": lambda row: _percent(row.pass_at.get(str(row.samples))),
-    "disagree": lambda row: _percent(row.disagreement),
-}
-"""Columns that the table has if a row has their value."""
-MEMORY: dict[str, Column] = {
-    "evidence kept": _share("evidence_retention"),
-    "hallucinated": _hallucinated,
-    "dropped": _share("dropped_share"),
-    "overwritten": _share("overwrite_rate"),
-    "recall hits": _share("recall_hit_rate"),
-}
-"""Columns of the table about the memory."""
-_REMEMBERING = ("overwrite_rate", "recall_hit_rate")
-"""Measures that only policies with a memory have."""
+"""Columns of the printed table, and those of `Evaluation.table` that they show."""
+MEMORY = ("evidence kept", "hallucinated", "dropped", "overwritten", "recall hits")
+"""Columns of the table about the memory, if any row has them."""
 
 
 def show_evaluation(evaluation: Evaluation) -> None:
@@ -269,17 +211,14 @@ def show_evaluation(evaluation: Evaluation) -> None:
     from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY
     from palimpsest.report.page import REPORT
 
-    console, rows = stdout(160), evaluation.rows
-    extra = {name: column for name, column in OPTIONAL_FIGURES.items() if any(map(column, rows.values()))}
-    console.print(_table(evaluation.title, {**FIGURES, **extra}, rows))
-    remembering = {
-        name: row
-        for name, row in rows.items()
-        if not row.cell.baseline and any(row.measures.get(rate) is not None for rate in _REMEMBERING)
-    }
+    console, made = stdout(160), evaluation.table
+    extra = {"pass@k" if "@" in name else name: name for name in made.columns if "@" in name or name == "disagree"}
+    console.print(_table(evaluation.title, {**FIGURES, **extra}, evaluation, made))
+    remembering = [row for row in made if "overwritten" in row or "recall hits" in row]  # only policies with a memory
+    remembering = [row for row in remembering if not evaluation[row[""]].cell.baseline]
     if remembering:
-        measured = {name: column for name, column in MEMORY.items() if any(map(column, remembering.values()))}
-        console.print(_table("memory", measured, remembering))
+        shown = {name: name for name in MEMORY if any(name in row for row in remembering)}
+        console.print(_table("memory", shown, evaluation, remembering))
     if evaluation.out is not None:
         written = [evaluation.out / name for name in (SAMPLES, SUMMARY, EPISODES, REPORT)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
@@ -288,9 +227,34 @@ def show_evaluation(evaluation: Evaluation) -> None:
     _print_ungraded(evaluation)
 
 
-def _table(title: str, columns: dict[str, Column], rows: dict[str, EvalSummary]) -> Table:
-    cells = [[_name(name, row), *(column(row) or "–" for column in columns.values())] for name, row in rows.items()]
+def _table(title: str, columns: Mapping[str, str], evaluation: Evaluation, rows: Iterable[Mapping[str, Any]]) -> Table:
+    cells = [[_name(row[""], evaluation), *(_cell(row, name) for name in columns.values())] for row in rows]
     return table(title, ["", *columns], cells)
+
+
+def _name(name: str, evaluation: Evaluation) -> str:
+    row = evaluation[name]
+    if not row.cell.baseline:
+        return name
+    fewer = f" ({row.problems} of {row.part_problems} fit)" if row.part_problems else ""
+    return f"baseline: {name}{fewer}"
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    """A value of `Evaluation.table`; fractions in percent.
+
+    >>> row = {"accuracy": 0.5, "low": 0.25, "high": 0.75, "turns": 2.0, "tokens": 1024}
+    >>> [_cell(row, name) for name in ("accuracy", "low", "turns", "tokens", "documents cut", "f1")]
+    ['50.0', '25–75', '2.0', '1,024', '0', '–']
+    """
+    value = row.get(name)
+    if name in ("problems", "documents cut"):
+        return str(value or 0)
+    if value is None:
+        return "–"
+    if name == "low":
+        return f"{100 * value:.0f}–{100 * row['high']:.0f}"
+    return f"{value:,.0f}" if name.startswith("tokens") else f"{value:.1f}" if name == "turns" else percent(value)
 
 
 def _print_ungraded(evaluation: Evaluation) -> None:

@@ -5,6 +5,7 @@ Guaranteed: text of models and documents is escaped before it reaches a terminal
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from palimpsest.config.data import check_columns, columns_of
+from palimpsest.config.keys import is_key_name, nearest_key, similar
 from palimpsest.errors import ConfigError, DataError, Interrupted
 from palimpsest.progress.displays import Terminal
 from palimpsest.runs.jsonl_rows import read_rows
@@ -36,65 +38,30 @@ if TYPE_CHECKING:
 # ---- The form of every command -------------------------------------------------------------------------------
 
 
-_HINTS = {
-    "write train.max_steps=N": "steps max-steps num-steps epochs num-epochs num-train-epochs",
-    "write optim.learning_rate=X": "lr learning-rate",
-    "write train.batch_size=N": "batch-size bs train-batch-size per-device-train-batch-size",
-    "write train.group_size=N": "num-generations group-size",
-    "write reward.name=f1": "metric metrics scorer",
-    "write eval_sampling.temperature=X": "temperature temp",
-    "the model is the first word: palimpsest COMMAND MODEL": "model model-name-or-path model-id model-path",
-    "write model.path=MODEL": "model model-name-or-path model-id model-path",
-    "write KEY=VALUE without an option": "set option override",
-    "write data.train_files=FILE": "data dataset dataset-name",
-    "give --data FILE": "dataset dataset-name task tasks-file",
-    "give --limit N": "n num-problems max-samples num-samples",
-    "give --samples N": "k num-tries",
-    "give --out PATH": "to output output-dir save-dir name",
-    "the recipe is the first word: palimpsest COMMAND RECIPE": "config config-file",
-    "give --recipe eval/NAME": "preset presets config config-file",
-    "the files are words without an option: FILE...": "source",
-    "give --problems N": "count",
-    "give --base-url URL": "engine url endpoint api-base",
-    "give --server-key-env NAME": "key-env token api-key",
-    "give --api-key-env NAME": "engine-key-env key-env token api-key",
-    "give --regrade DIR": "rescore",
-    "give --changed N": "flips",
-    "give --question TEXT": "also",
-    "give --seed 0,1,2": "seeds",
-    "give --predict N,N": "lengths",
-    "give --episodes GROUP/ROLLOUT": "only",
-    "give --min-grade X": "keep",
-    "give --best N": "per-problem",
-    "give --gpu NAME": "device",
-    "write model.device=NAME": "device",
-}
-"""Fixes for options that do not exist: guesses, and former names. A command gives the first whose parts it has."""
-_PARTS = re.compile(r"--[a-z-]+|(?<=write )[\w.]+=|MODEL|RECIPE|FILE")
 _WIDTH = 120  # columns of help on a terminal that has them
 
 
-def _hint(command: TyperCommand, words: Iterable[str]) -> None:
-    """Raise ConfigError for an option that the command lacks and that has a hint."""
+def _check_options(command: TyperCommand, words: Iterable[str]) -> None:
+    """Raise ConfigError for an unknown option that resembles one, or is a key of the configuration."""
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-    arguments = " ".join(p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument")
-    parts = {*known, *re.findall("[A-Z]+", arguments)}
-    for word in words:
-        if word == "--":
-            return
-        name = word.partition("=")[0]
-        for fix, options in _HINTS.items():
-            part = _PARTS.findall(fix)[0]
-            guessed = name not in known and name in (f"--{option}" for option in options.split())
-            if guessed and ("KEY" if part.endswith("=") else part) in parts:
-                raise ConfigError(f"{command.name}: no option {name}; {fix}")
+    takes_keys = any("KEY=" in (parameter.metavar or "") for parameter in command.params)
+    for option in (word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words)):
+        name = option.removeprefix("--").replace("-", "_")
+        if not option.startswith("--") or option in known or option == "--help":
+            continue
+        if near := similar(option, known):
+            raise ConfigError(f"{command.name}: no option {option}; did you mean {near}?")
+        if takes_keys and is_key_name(name):
+            raise ConfigError(
+                f"{command.name}: no option {option}{nearest_key(name)} Write KEY=VALUE without an option"
+            )
 
 
 class Command(TyperCommand):
-    """A command whose help groups its options, and that has hints for unknown options."""
+    """A command whose help groups its options, and that rejects keys written as options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        _hint(self, args)
+        _check_options(self, args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

@@ -64,14 +64,14 @@ def serve(
       KEY=... palimpsest serve runs/first --host 0.0.0.0 --server-key-env KEY --store /var/lib/palimpsest
     """
     from palimpsest.app.agent.serve_agent import Service, default_store, serve_agent
-    from palimpsest.app.config_resolution import Agent, Remote
+    from palimpsest.app.config_resolution import Agent
     from palimpsest.servers.openai.agent_app import ServerOptions
     from palimpsest.servers.openai.served_episodes import ServerLimits
 
     if no_store and store is not None:
         raise ConfigError(f"--store {store} and --no-store exclude each other: omit one")
     token = token_from(server_key_env, "--server-key-env", strip=False)
-    agent = Agent(model, policy, None, overrides or [], 0, Remote.named(base_url, api_key_env, tokenizer))
+    agent = Agent(model, policy, None, overrides or [], 0, base_url, api_key_env, tokenizer)
     for line in agent.notes():
         typer.echo(f"note: {line}", err=True)
     folder = None if no_store else store or default_store()

@@ -28,8 +28,10 @@ from palimpsest.runs.resume_rules import Imitated, origin_of, resume_command
 from palimpsest.text.display_text import printable, visible
 
 if TYPE_CHECKING:
+    from palimpsest.app.config_resolution import ResolvedRun, RunRequest
     from palimpsest.app.model_export_job import ExportedModel
-    from palimpsest.app.resume import ResolvedRun, RunRequest
+    from palimpsest.report.run_reports import TrainingResults
+    from palimpsest.runs.driver import Finished
 
 
 Resume = Annotated[
@@ -68,7 +70,7 @@ def train(
       palimpsest train memagent                 (lists the recipes of MemAgent)
       palimpsest train --resume runs/first
     """
-    from palimpsest.app.resume import RunRequest, resolve_run
+    from palimpsest.app.config_resolution import RunRequest, resolve_run
 
     if print_recipes_of(recipe, "palimpsest train", dry_run=dry_run):
         return
@@ -79,12 +81,16 @@ def train(
         return
     with resuming(resumed(resolved.folder, force=force)):
         Terminal().message(f"loading {resolved.config.model.path}")
-        from palimpsest.app.train.training_run import train as train_run  # after the configuration is known to be right
+        from palimpsest.app.train.training_run import run_training  # after the configuration is known to be right
 
-        run = train_run(resolved.config, out=resolved.folder, resume=resolved.resume, force=force)
-    again = "" if run.finished else f"; resume with {resume_command(run)}"
-    Terminal().message(f"{run.steps} of {run.config.train.max_steps} steps, newest checkpoint {run.checkpoint}{again}")
-    _print_summary(run.folder)
+        finished, results = run_training(resolved, force=force, progress=Terminal())
+    _show_end(finished, resolved.folder, resolved.config.train.max_steps)
+    _print_summary(resolved.folder, results)
+
+
+def _show_end(finished: Finished, folder: Path, steps: int) -> None:
+    again = f"; resume with {resume_command(folder)}" if finished.interrupted else ""
+    Terminal().message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
 
 
 def _with_layout(request: RunRequest, gpus: int, nodes: int, *, dry_run: bool) -> RunRequest:
@@ -107,17 +113,14 @@ def print_plan(resolved: ResolvedRun, force: bool, *, elsewhere: bool = False) -
     typer.echo(f"checked{', except for what is missing' if 'missing' in rows else ''}; nothing was started or written")
 
 
-def _print_summary(folder: Path) -> None:
+def _print_summary(folder: Path, results: TrainingResults) -> None:
     """Print the gain, three episodes as text, and the next commands."""
-    from palimpsest.app.train.training_summary import REPORT, training_results
-
-    results = training_results(folder)
     lines = [results.gain]
     for episode in results.episodes:
         lines += ["", f"question  {episode.question}"]
         lines += [f"memory    {text}" for text in episode.memories[-6:]]
         lines += [f"answer    {episode.answer}   (gold: {episode.gold}; {episode.grade})"]
-    lines += ["", f"{folder / REPORT}", "next:", *(f"  {step}" for step in results.next_steps)]
+    lines += ["", f"{folder / 'report.html'}", "next:", *(f"  {step}" for step in results.next_steps)]
     for line in lines:
         typer.echo(visible(line).replace("\n", " "))
 
@@ -165,7 +168,7 @@ def sft(
       palimpsest sft memact-cold-start --data sft_train.parquet --gpus 8 --out runs/cold-start
       palimpsest sft --resume runs/cold-start
     """
-    from palimpsest.app.resume import SFT, RunRequest, resolve_run
+    from palimpsest.app.config_resolution import SFT, RunRequest, resolve_run
 
     if gpus is not None:
         if resume:
@@ -173,30 +176,21 @@ def sft(
         overrides = [*on_gpus(gpus, "nll"), *(overrides or [])]
     resolved = resolve_run(RunRequest(recipe, overrides, seed, out, resume, SFT))
     recorded = origin_of(resolved.folder).detail if resolved.resume else {}
-    imitated: Imitated | None
     if recorded and records is None and data is None:
-        imitated = Imitated.from_json(recorded)
+        imitated: Imitated | None = Imitated.from_json(recorded)
     else:
-        imitated = read_imitated(
-            records=records,
-            min_grade=min_grade,
-            best=best,
-            data=data,
-            memory_first=memory_first,
-            drop_too_long=drop_too_long,
-        )
+        imitated = read_imitated(records, min_grade, best, data, memory_first, drop_too_long)
     from palimpsest.app.train import supervised_training as training  # after the configuration is known to be right
 
-    config, folder, shown = resolved.config, resolved.folder, Terminal()
+    config, folder = resolved.config, resolved.folder
     with resuming(resumed(folder, force=force)):
-        finished = training.imitate(config, imitated, folder, resume=resolved.resume, force=force, progress=shown)
-    again = f"; resume with {resume_command(folder)}" if finished.interrupted else ""
-    steps = (config.cold_start if imitated is None and config.cold_start else config.train).max_steps
-    shown.message(f"{finished.step} of {steps} steps, newest checkpoint {finished.checkpoint}{again}")
+        finished = training.imitate(config, imitated, folder, resume=resolved.resume, force=force, progress=Terminal())
+    _show_end(
+        finished, folder, (config.cold_start if imitated is None and config.cold_start else config.train).max_steps
+    )
 
 
 def read_imitated(
-    *,
     records: Path | None,
     min_grade: str | None,
     best: int | None,

@@ -182,9 +182,8 @@ def sections_in(annotation: Any) -> list[type[BaseModel]]:
     >>> [len(sections_in(RunConfig.model_fields[name].annotation)) for name in ("recipe", "train", "engine")]
     [0, 1, 4]
     """
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    options = list(typing.get_args(annotation)) if union else [annotation]
-    options = [typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind for kind in options]
+    members = _members(annotation)
+    options = [typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind for kind in members]
     return [kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
@@ -194,14 +193,8 @@ def field_at(key: str) -> FieldInfo | None:
     >>> field_at("train.max_steps").default, field_at("train.stps")
     (100, None)
     """
-    model: type[BaseModel] | None = RunConfig
-    field = None
-    for part in key.split("."):
-        field = model.model_fields.get(part) if model is not None else None
-        if field is None:
-            return None
-        model = section_in(field.annotation)
-    return field
+    section, _, leaf = key.rpartition(".")
+    return next((model.model_fields[leaf] for model in _sections_of(section) if leaf in model.model_fields), None)
 
 
 # ---- A pydantic validation error as text a person can act on -------------------------------------------------
@@ -217,7 +210,7 @@ def explain(error: ValidationError, *, source: str, overrides: Mapping[str, str]
     details = error.errors(include_url=False)
     lines = dict[str, str]()
     for detail in map(_too_short_list, details[:_PROBLEMS]):
-        key = ".".join(str(part) for part in _without_tag(detail["loc"]) if part != "[key]")
+        key = ".".join(str(part) for part in _at(detail["loc"])[0] if part != "[key]")
         name = _blamed(key, overrides)
         reason = _reason(key, detail, name)
         if name is None:  # a rule over several keys
@@ -234,21 +227,6 @@ def _too_short_list(detail: ErrorDetails) -> ErrorDetails:
     if detail["type"] == "missing" and isinstance(detail["loc"][-1], int):
         return {**detail, "type": "too_short", "loc": detail["loc"][:-1]}
     return detail
-
-
-def _without_tag(where: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The key's parts; pydantic names the kind of engine and the member of a union among them.
-
-    >>> _without_tag(("engine", "embedded", "threads")), _without_tag(("data", "train_files", "tuple[str, ...]", 0))
-    (('engine', 'threads'), ('data', 'train_files', 0))
-    """
-    where = where[:1] + where[2:] if where[:1] == ("engine",) else where
-    for at in range(1, len(where)):
-        annotation, _ = _annotation_at(where[:at])
-        union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-        if union and len({*typing.get_args(annotation)} - {type(None)}) > 1:
-            return where[:at] + where[at + 1 :]
-    return where
 
 
 def _blamed(key: str, overrides: Mapping[str, str]) -> str | None:
@@ -301,7 +279,7 @@ def _reason(key: str, detail: ErrorDetails, override: str | None) -> str:
     if detail["type"] == "value_error":
         return detail["msg"].removeprefix("Value error, ").replace("\n", " ")  # a rule over several keys names them
     if detail["type"] == "model_type":
-        inner, _ = _annotation_at(_without_tag(detail["loc"]))
+        _, inner, _ = _at(detail["loc"])
         return f"{key} is a section with the keys {', '.join(inner.model_fields)}"
     if override is not None and len(override) > len(key):
         return f"{key} is a value, not a section"
@@ -317,10 +295,9 @@ def _demand(detail: ErrorDetails) -> str:
     """Requirement for a value, from a pydantic error."""
     if detail["type"] in _OURS:
         return detail["msg"]
-    where = _without_tag(detail["loc"])
-    if where[-1] == "[key]":
+    key, annotation, metadata = _at(detail["loc"])
+    if key[-1] == "[key]":
         return "names there must be text"
-    annotation, metadata = _annotation_at(where)
     if (allowed := choices(annotation)) is not None:
         return f"choose one of {', '.join(allowed)}{nearest(str(detail['input']), allowed)}"
     limits = _limits(metadata)
@@ -331,27 +308,40 @@ def _demand(detail: ErrorDetails) -> str:
     return f"must be {kind}{limits}{',' if limits and sign else ''}{sign}{others}{finite}{empty}{example}"
 
 
-def _annotation_at(where: Iterable[int | str]) -> tuple[Any, list[Any]]:
-    """Annotation and metadata at a place of the configuration, also in lists and mappings."""
+def _at(where: Iterable[int | str]) -> tuple[list[int | str], Any, list[Any]]:
+    """(parts of the key, annotation, limits) of an error, also in lists and mappings. Pydantic names the kind of
+    engine and the member of a union among the parts.
+
+    >>> _at(("engine", "embedded", "threads"))[0], _at(("data", "train_files", "tuple[str, ...]", 0))[0]
+    (['engine', 'threads'], ['data', 'train_files', 0])
+    """
     annotation: Any = RunConfig
-    metadata: list[Any] = []
-    for part in where:
-        sections, inner = sections_in(annotation), _inside(annotation)
-        field = next((section.model_fields[str(part)] for section in sections if part in section.model_fields), None)
+    key, limits, parts = list[int | str](), list[Any](), iter(where)
+    for part in parts:
+        key.append(part)
+        field = next((s.model_fields[str(part)] for s in sections_in(annotation) if part in s.model_fields), None)
+        inner = _inside(annotation)
         if field is not None:
-            annotation, metadata = field.annotation, field.metadata
+            annotation, limits = field.annotation, field.metadata
         elif inner:
-            annotation, metadata = inner[min(part, len(inner) - 1) if isinstance(part, int) else -1], []
-    if not metadata:  # limits of a member of a union
+            annotation, limits = inner[min(part, len(inner) - 1) if isinstance(part, int) else -1], []
+        if len({*_members(annotation)} - {type(None)}) > 1:
+            next(parts, None)
+    if not limits:  # of a member of a union
         about = [info for member in typing.get_args(annotation) for info in getattr(member, "__metadata__", ())]
-        metadata = [limit for info in about for limit in getattr(info, "metadata", ())]
-    return section_in(annotation) or annotation, metadata
+        limits = [limit for info in about for limit in getattr(info, "metadata", ())]
+    return key, section_in(annotation) or annotation, limits
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """Those of a union; otherwise only the annotation."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if union else (annotation,)
 
 
 def _inside(annotation: Any) -> list[Any]:
     """Annotations inside a list, a mapping, or a union with one; otherwise none."""
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    for member in typing.get_args(annotation) if union else (annotation,):
+    for member in _members(annotation):
         if typing.get_origin(member) in (tuple, dict, list):
             return [part for part in typing.get_args(member) if part is not ...]
     return []
@@ -373,6 +363,15 @@ def _limits(metadata: Iterable[Any]) -> str:
         if (value := getattr(constraint, name, None)) is not None
     ]
     return f", {' and '.join(limits)}" if limits else ""
+
+
+def is_key_name(name: str) -> bool:
+    """Return whether `name` is the last part of a key with a value, here or in another trainer.
+
+    >>> is_key_name("learning_rate"), is_key_name("lr"), is_key_name("out")
+    (True, True, False)
+    """
+    return name in OTHER_NAMES or name in {k.rpartition(".")[2] for k in dotted_keys() if section_of(k) is None}
 
 
 _GUESSED = 4  # minimum length of a last name for guesses from other sections
@@ -403,7 +402,7 @@ def nearest_key(key: str) -> str:
         return f"; did you mean {other}?"
     if {*siblings} == {"name", "options"}:
         return f"; did you mean {section}.options.{leaf}?"
-    wanted = _close(leaf, leaves) if len(leaf) >= _GUESSED and leaf not in leaves else leaf
+    wanted = similar(leaf, leaves) if len(leaf) >= _GUESSED and leaf not in leaves else leaf
     if namesake := [name for name in keys if name.rpartition(".")[2] == wanted]:
         return f"; did you mean {' or '.join(namesake)}?"
     if siblings and section:
@@ -415,8 +414,8 @@ def nearest_key(key: str) -> str:
 def _named_here(section: str, leaf: str) -> str | None:
     """Our name for another trainer's `leaf`, the key of this section if it has such a key.
 
-    >>> _named_here("cold_start", "steps"), _named_here("", "steps"), _named_here("evaluation", "rivals")
-    ('cold_start.max_steps', 'train.max_steps', 'evaluation.trained_baselines')
+    >>> _named_here("cold_start", "steps"), _named_here("", "steps")
+    ('cold_start.max_steps', 'train.max_steps')
     """
     parts = f"{section}.{leaf}".split(".")
     ends = (".".join(parts[at:]) for at in range(len(parts)))
@@ -425,7 +424,7 @@ def _named_here(section: str, leaf: str) -> str | None:
     return local if key and field_at(local) is not None else key or None
 
 
-def _close(name: str, names: Iterable[str]) -> str | None:
+def similar(name: str, names: Iterable[str]) -> str | None:
     """The name that `name` probably misspells."""
     return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.8)), None)
 

@@ -6,7 +6,12 @@
 An override of `engine.name` or `sampler.name` drops the recipe's keys of another one, including `cluster`. An override
 of `reward.name` with a custom reward drops the recipe's reward with its layers. A file as `data.train_files` drops the
 curriculum of generated documents. An override of `train.batch_size` lowers the recipe's `train.num_minibatches` to it.
+A warning names these keys.
 Values follow YAML 1.2 where 1.1 surprises: `1e-6` is a number, `no` and `on` are text.
+
+Prompts may be in a file: `prompts: my.yaml` among the options of a policy, `reward.judge.prompt: my.txt`. Loading
+stores its texts: a run folder is complete without the file, and a resumed run uses its original wording. Paths are
+relative to the current folder. The policy defines the texts and their slots (memory/parts/prompts.py).
 
 Run folders, reports and trackers store the configuration, so it must not contain secrets: values under a key called
 token, password, secret or API key, and addresses with a user or a password. The check includes options of custom
@@ -21,6 +26,7 @@ key, or inside a longer text.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -32,11 +38,12 @@ from pydantic import ValidationError
 from palimpsest.config.data import GENERATED
 from palimpsest.config.engine import ALIKE, COPIES
 from palimpsest.config.keys import explain, section_of
-from palimpsest.config.prompt_file import with_texts
-from palimpsest.config.reward import REWARDS
+from palimpsest.config.reward import JUDGE_PROMPTS, REWARDS, is_criteria_file
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import leaves
 from palimpsest.config.yaml_text import Dumper, first_line, read, refuse_unwritable
 from palimpsest.errors import ConfigError, nearest
+from palimpsest.files import NoRegularFile, read_regular
 
 # ---- Secrets -------------------------------------------------------------------------------------------------
 
@@ -160,7 +167,7 @@ def recipe_text(name_or_path: str) -> str:
 def load_recipe(name_or_path: str | Path, overrides: Overrides = (), *, read_files: bool = True) -> RunConfig:
     """The configuration of a shipped recipe or a YAML file with overrides applied in order.
 
-    Unless `read_files` is False, texts replace a prompt file (config/prompt_file.py).
+    Unless `read_files` is False, texts replace a prompt file (`with_texts`).
     """
     if not isinstance(name_or_path, str | Path):
         kind = type(name_or_path).__name__
@@ -176,10 +183,14 @@ def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), 
         raise ConfigError(
             f"recipe {name}: {min(foreign)} is a section of verl; write a recipe with palimpsest recipes import {name}"
         )
+    texts, changes = {}, list(split_overrides(overrides))
+    before = {} if RunConfig.model_fields.keys() <= values.keys() else dict(leaves(values))  # {}: it was dumped
     values.setdefault("recipe", Path(name).stem)
-    texts = {}
-    changes = list(split_overrides(overrides))
     _drop_replaced(values, [(key, value) for key, value, _ in changes])
+    left = dict(leaves(values))
+    given = {key for key, _, _ in changes}
+    if replaced := [key for key, value in before.items() if left.get(key, ...) != value and key not in given]:
+        warnings.warn(f"recipe {name}: the overrides replace its {', '.join(replaced)}", stacklevel=3)
     for key, value, shown in changes:
         put(values, key, value)
         texts[key] = shown
@@ -353,3 +364,97 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
         node[leaf] = {**node[leaf], **value}  # {a: 1} for a section changes what it names and keeps the rest
     else:
         node[leaf] = value
+
+
+# ---- Prompts in files ----------------------------------------------------------------------------------------
+
+
+PROMPTS = "prompts"
+MAX_PROMPT_BYTES = 1_000_000
+"""Maximum size of a prompt file."""
+
+
+def is_prompt_file(value: object) -> bool:
+    """Return whether an option names a prompt file.
+
+    >>> is_prompt_file("my.yaml"), is_prompt_file("short")
+    (True, False)
+    """
+    return isinstance(value, str) and value.endswith((".yaml", ".yml"))
+
+
+def read_prompt_file(path: str, key: str) -> dict[str, Any]:
+    """The texts in a file, by name. Raises ConfigError that begins with `key`, which named it."""
+    where = f"{key}={path}"
+    try:
+        values = read(_prompt_text(path, where, "palimpsest recipes show RECIPE --prompts prints an example"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not valid YAML ({first_line(error)})") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise ConfigError(f"{where}: expected texts by name, such as `read: ...`, got {type(values).__name__}")
+    refuse_unwritable(values, "", where)
+    return values
+
+
+def _prompt_text(path: str, where: str, others: str) -> str:
+    """Text of a file. Only regular files: reading a pipe or a device might never end. Raises ConfigError; `others`:
+    what else to use."""
+    try:
+        content = read_regular(Path(path), MAX_PROMPT_BYTES + 1)
+        if len(content) > MAX_PROMPT_BYTES:
+            raise ConfigError(
+                f"{where}: longer than {MAX_PROMPT_BYTES:,} bytes, too long for prompts; use a file of a few texts"
+            )
+        return content.decode("utf-8-sig")
+    except NoRegularFile:
+        raise ConfigError(f"{where}: not a regular file; use a YAML file of texts") from None
+    except FileNotFoundError:
+        raise ConfigError(f"{where}: no such file; {others}") from None
+    except (OSError, ValueError) as error:  # a ValueError: no UTF-8, or no name a file can have
+        raise ConfigError(f"{where}: not UTF-8 text ({type(error).__name__})") from None
+
+
+def with_texts(config: RunConfig, stored: RunConfig | None = None) -> RunConfig:
+    """`config` with texts instead of prompt files: for the policy, its variant and its baselines.
+
+    `stored`: configuration of a resumed run; its texts win over the current file.
+    """
+    values = config.model_dump(mode="json")
+    saved = (
+        {key: options.get(PROMPTS) for key, options in _policy_options(stored.model_dump(mode="json"))}
+        if stored
+        else {}
+    )
+    changed = False
+    for key, options in _policy_options(values):
+        path = options.get(PROMPTS)
+        if isinstance(path, str) and is_prompt_file(path):
+            changed = True
+            texts = saved.get(key)
+            options[PROMPTS] = texts if isinstance(texts, dict) else read_prompt_file(path, f"{key}.{PROMPTS}")
+    judge = values["reward"]["judge"]
+    if judge is not None and is_criteria_file(judge["prompt"]):
+        changed = True
+        prompt = stored.reward.judge.prompt if stored and stored.reward.judge else judge["prompt"]
+        judge["prompt"] = read_criteria(judge["prompt"], "reward.judge.prompt") if is_criteria_file(prompt) else prompt
+    return RunConfig.model_validate(values) if changed else config
+
+
+def read_criteria(path: str, key: str) -> str:
+    """The text of a file of criteria for a judge. Raises ConfigError that begins with `key`, which named it."""
+    where = f"{key}={path}"
+    text = _prompt_text(path, where, f"shipped criteria are {', '.join(JUDGE_PROMPTS)}").strip()
+    missing = [verdict for verdict in ("correct:", "partial:", "incorrect:") if verdict not in text]
+    if missing:
+        raise ConfigError(f"{where}: doesn't say what is {missing[0]} give a line for each verdict")
+    return text
+
+
+def _policy_options(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The options of every policy of a configuration, by their key."""
+    yield "policy.options", config["policy"]["options"]
+    if config["train"]["variant"]:
+        yield "train.variant.options", config["train"]["variant"]["options"]
+    for kind in ("baselines", "trained_baselines"):
+        for name, policy in config["evaluation"][kind].items():
+            yield f"evaluation.{kind}.{name}.options", policy["options"]

@@ -79,8 +79,8 @@ class DynamicSamplingConfig(Strict):
 
 class CreditConfig(Strict):
     adv_estimator: str = "mean"
-    """From the rewards of a group to advantages: mean (dr_grpo), as MemAgent and Dr. GRPO; mean_std (grpo), as GRPO;
-    leave_one_out (rloo), as RLOO; state_mix, one of these mixed with advantages of single turns, as ReMemR1; or
+    """From the rewards of a group to advantages: mean, as MemAgent and Dr. GRPO; mean_std, as GRPO;
+    leave_one_out, as RLOO; state_mix, one of these mixed with advantages of single turns, as ReMemR1; or
     my_module:my_rule."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of state_mix (outcome, alpha, state_scale, lone_step:
@@ -387,7 +387,7 @@ class RunConfig(Strict):
                 "weight them by their current probability, or loss.old_logprobs=sampler"
             )
         rules = {"adv_estimator": self.credit.adv_estimator, "options.outcome": self.credit.options.get("outcome")}
-        others = [f"credit.{key}={rule}" for key, rule in rules.items() if rule in ("leave_one_out", "rloo")]
+        others = [f"credit.{key}={rule}" for key, rule in rules.items() if rule == "leave_one_out"]
         if others and self.train.group_size < 2:
             raise ValueError(
                 f"train.group_size={self.train.group_size}: {others[0]} compares rollouts of a problem, set at least 2"

@@ -104,11 +104,11 @@ def test_several_samples_of_a_problem_begin_with_the_one(tiny_model_folder: Path
 
 
 def test_options_go_to_the_policies_that_have_them() -> None:
-    both = EvalRequest(policies=("overwrite", "full_context"), overrides=["chunk_size=48", "answer_tokens=8"])
+    both = EvalRequest(policy=("overwrite", "full_context"), overrides=["chunk_size=48", "answer_tokens=8"])
     overwrite, full = both.plan().policies
     assert (overwrite.options["chunk_size"], overwrite.options["answer_tokens"]) == (48, 8)
     assert full.options == {"answer_tokens": 8}
-    wrong = EvalRequest(policies=("overwrite", "full_context"), overrides=["chunksize=48"])
+    wrong = EvalRequest(policy=("overwrite", "full_context"), overrides=["chunksize=48"])
     with pytest.raises(ConfigError, match=r"policy\.options\.chunksize: none of overwrite, full_context has"):
         wrong.plan()
 
@@ -117,10 +117,10 @@ def test_options_go_to_the_policies_that_have_them() -> None:
     ("change", "message"),
     [
         (
-            {"policies": ("overwrite", "prune")},
+            {"policy": ("overwrite", "prune")},
             "policy=overwrite,prune: overwrite answers for reward.name=boxed, prune",
         ),
-        ({"policies": ("overwrite", "overwrite")}, "overwrite appears twice"),
+        ({"policy": ("overwrite", "overwrite")}, "overwrite appears twice"),
         ({"data": ("a.jsonl", "synthetic")}, "data=synthetic: "),
         ({"samples": 2}, "samples=2: at temperature 0"),
         ({"samples": 0}, "samples=0: expected a whole number from 1"),
@@ -128,7 +128,7 @@ def test_options_go_to_the_policies_that_have_them() -> None:
 )
 def test_what_one_evaluation_cannot_be_is_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        EvalRequest(**({"policies": ("overwrite",), "data": "synthetic"} | change)).plan()
+        EvalRequest(**({"policy": ("overwrite",), "data": "synthetic"} | change)).plan()
 
 
 def test_names_of_policies() -> None:

@@ -18,7 +18,7 @@ from palimpsest.cli.main import app
 from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.summary import T_975
 from palimpsest.runs.jsonl_rows import append_row
-from palimpsest.runs.run_folder import open_run
+from palimpsest.runs.run_folder import load_config, open_run
 from palimpsest.text.display_text import visible
 from support.command import Run
 from support.fakes import small_config
@@ -91,7 +91,7 @@ def test_a_metric_that_is_no_number_is_left_out_of_the_report(tmp_path: Path, va
     ]
     for row in told:
         append_row(tmp_path / "metrics.jsonl", row)
-    results = report_training(tmp_path)
+    results = report_training(tmp_path, load_config(tmp_path))
     assert [row["step"] for row in results.rows] == [1, 3, 4]
     assert "Held-out accuracy" in results.gain
     assert "after step 1" in results.gain
@@ -133,7 +133,7 @@ def test_episodes_without_a_grade_are_told_at_the_end(
     settings = {**small_run(tiny_model_folder), "reward.name": "half_graded:reward"}
     run = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
     told = "4 of 8 episodes had no grade and are in no figure."
-    assert training_results(run.folder).gain.endswith(told)
+    assert training_results(run.folder, run.config).gain.endswith(told)
     assert told in run.report.read_text("utf-8")
     assert "step 1: 2 of 4 episodes have no grade" in (run.folder / "events.jsonl").read_text("utf-8")
 
@@ -151,7 +151,7 @@ def test_a_closing_episode_has_its_answer_without_the_box(tmp_path: Path, tiny_m
     trajectories = tuple(replace(each, answer=r"So \boxed{\text{Rome}}.") for each in played.trajectories)
     records = {1: [replace(played, trajectories=trajectories)]}
     run_folder(tmp_path / "run", records=records, config=f"model:\n  path: {tiny_model_folder}\n")
-    episodes = training_results(tmp_path / "run").episodes
+    episodes = training_results(tmp_path / "run", load_config(tmp_path / "run")).episodes
     assert {(episode.answer, episode.gold) for episode in episodes} == {(r"\text{Rome}", "gold")}
 
 
@@ -162,7 +162,7 @@ def test_a_training_ends_with_a_report_its_gain_and_episodes_in_words(
     done = palimpsest("train", "memagent-quickstart", *settings, "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     report = (tmp_path / "run" / "report.html").read_text("utf-8")
-    results = training_results(tmp_path / "run")
+    results = training_results(tmp_path / "run", load_config(tmp_path / "run"))
     assert results.gain in done.stdout
     assert "question  " in done.stdout
     assert "answer    " in done.stdout

@@ -34,7 +34,6 @@ WITHOUT_TORCH = """
 import asyncio, sys
 from palimpsest.app.agent.serve_agent import _opened_agent
 from palimpsest.servers.openai.served_agent import ServedAgent
-from palimpsest.app.config_resolution import Remote
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.files.text_files import TextDocument
 from palimpsest.servers.openai.served_agent import Query

@@ -10,7 +10,7 @@ from typing import Any
 from palimpsest.agents.episode_results import Asked, result_of
 from palimpsest.agents.fitted_policy import options_line
 from palimpsest.agents.open_agent import OpenAgent, with_agent
-from palimpsest.app.config_resolution import Agent, Recipe, Remote, model_folder
+from palimpsest.app.config_resolution import Agent, Recipe, model_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import CallObjects, as_folder
 from palimpsest.config.load import Overrides
@@ -69,8 +69,7 @@ async def ask_async(
     shown = progress or suitable_progress(quiet=quiet)
     with objects.in_scope(), as_folder(model, tokenizer, None, objects.called) as (model, tokenizer):
         policy, overrides = objects.agent(policy, overrides, None)
-        remote = Remote.named(base_url, api_key_env, tokenizer)
-        config = Agent(model, policy, recipe, overrides, seed, remote).config({})
+        config = Agent(model, policy, recipe, overrides, seed, base_url, api_key_env, tokenizer).config({})
         model_folder(model, (lambda line: None) if quiet else (lambda line: warnings.warn(line, stacklevel=3)))
         document = read_files(_named(files))
         _note_skipped(document, shown)

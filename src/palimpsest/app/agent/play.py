@@ -8,7 +8,7 @@ from typing import Any
 
 from palimpsest.agents.episode_results import Episode, in_words
 from palimpsest.agents.open_agent import OpenAgent, with_agent
-from palimpsest.app.config_resolution import Agent, Recipe, Remote
+from palimpsest.app.config_resolution import Agent, Recipe
 from palimpsest.app.evaluate.evaluation_data import as_problems
 from palimpsest.app.python_calls import blocking
 from palimpsest.app.python_objects import CallObjects, as_folder, check_problem, problems_of
@@ -52,8 +52,7 @@ async def play_async(
     objects = CallObjects("palimpsest.play", model)
     with objects.in_scope(), as_folder(model, tokenizer, None, objects.called) as (model, tokenizer):
         policy, overrides = objects.agent(policy, overrides, reward)
-        remote = Remote.named(base_url, api_key_env, tokenizer)
-        agent = Agent(model, policy, recipe, overrides, seed, remote)
+        agent = Agent(model, policy, recipe, overrides, seed, base_url, api_key_env, tokenizer)
         config = agent.config({})
         agent.model_name((lambda line: None) if quiet else (lambda line: warnings.warn(line, stacklevel=3)))
         prepared = _problem(problem, context, answers, chunks, config)

@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.config_resolution import on_embedded
+from palimpsest.app.config_resolution import COLD_START, on_embedded
 from palimpsest.app.evaluate.regrading import identified
-from palimpsest.app.resume import COLD_START
 from palimpsest.config.engine import named
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.file_source import build_source

@@ -7,14 +7,13 @@ Guaranteed: for missing files of an evaluation recipe, a note names the command 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from palimpsest.agents.fitted_policy import fitted
-from palimpsest.app.config_resolution import EMBEDDED, Agent, Model, Recipe, Remote, evaluation_config
+from palimpsest.app.config_resolution import Agent, evaluation_config
 from palimpsest.config.data import GENERATED, Sources, listed
 from palimpsest.config.load import Overrides, split_overrides
 from palimpsest.config.schema import FileSet, PolicyConfig, RunConfig
@@ -74,52 +73,50 @@ class EvalPlan:
         return replace(self, config=self.config.model_copy(update={"policy": policies[0]}), policies=policies)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalRequest:
-    """Request of a call: policies that share a model, a recipe and overrides, and their problems."""
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest(Agent):
+    """Arguments of an evaluation, from Python and from the command line: policies that share a model, and problems."""
 
-    model: Model = EMBEDDED
-    policies: tuple[str | None, ...] = (None,)
-    """None: the recipe's or the run's."""
-    recipe: Recipe | None = None
-    overrides: Overrides = ()
-    seed: int = 0
-    remote: Remote | None = None
-    """Endpoint that serves `model`; None: load it in this process."""
+    policy: Any = None
+    """One, or several as `a,b` or a list; None: the recipe's or the run's."""
     data: Sources | Path | None = None
     """Files, `synthetic`, `synthetic_search`, or the folder of an evaluation recipe; None: the recipe's or run's."""
     problems: Sequence[Problem] | None = None
     """Instead of `data`."""
-    documents: Sequence[int] | None = None
-    chunks: Sequence[int] | None = None
-    objectives: Sequence[int] | None = None
+    documents: int | Sequence[int] | None = None
+    chunks: int | Sequence[int] | None = None
+    objectives: int | Sequence[int] | None = None
     corpus: str | Path | None = None
     limit: int | None = None
     columns: Mapping[str, str] | None = None
     samples: int = 1
     baselines: bool = True
 
+    def __post_init__(self) -> None:
+        """Each of `agents` is checked."""
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the policies, with the recipe's or the run's filled in."""
-        origin = Agent(self.model, None, self.recipe, self.overrides, remote=self.remote).base_config() or RunConfig()
-        return tuple(origin.policy.name if name is None else name for name in self.policies)
+        origin = self.base or RunConfig()
+        return tuple(origin.policy.name if name is None else name for name in policy_names(self.policy))
 
     def agents(self) -> list[Agent]:
         """One agent per policy. Several agents each take the options that their policy has."""
-        if len(self.policies) == 1:
-            return [Agent(self.model, self.policies[0], self.recipe, self.overrides, self.seed, self.remote)]
-        check_taken(self.overrides, [name for name in self.policies if name is not None])
+        shared, names = {field.name: getattr(self, field.name) for field in fields(Agent)}, policy_names(self.policy)
+        if len(names) == 1:
+            return [Agent(**shared | {"policy": names[0]})]
+        check_taken(self.overrides, [name for name in names if name is not None])
         overrides, agents = list(split_overrides(self.overrides)), []
-        for name in self.policies:
-            texts = [f"{key}={json.dumps(value)}" for key, value, _ in overrides if name is None or takes(name, key)]
-            agents.append(Agent(self.model, name, self.recipe, texts, self.seed, self.remote))
+        for name in names:
+            taken = {key: value for key, value, _ in overrides if name is None or takes(name, key)}
+            agents.append(Agent(**shared | {"policy": name, "overrides": taken}))
         return agents
 
     def plan(self) -> EvalPlan:
         """The plan. Raises ConfigError, also if one reward can't read the answers of all policies."""
         agents, data, corpus, notes = self.agents(), self.data, self.corpus, list[str]()
-        recipe = None if self.recipe is None else agents[0].base_config()
+        recipe = None if self.recipe is None else agents[0].base
         sets = () if recipe is None or self.problems is not None else recipe.evaluation.files
         if sets:
             data, corpus, notes = files_of(sets, data, f"recipe {self.recipe}")
@@ -136,8 +133,8 @@ class EvalRequest:
         return EvalPlan(
             configs[0],
             tuple(config.policy for config in configs),
-            chunks=self.chunks,
-            documents=tuple(self.documents) if self.documents and len(self.documents) > 1 else (),
+            chunks=_numbers("chunks", self.chunks),
+            documents=tuple(documents) if len(documents := _numbers("documents", self.documents) or ()) > 1 else (),
             problems=self.problems,
             samples=self.samples,
             baselines=self.baselines,
@@ -149,8 +146,8 @@ class EvalRequest:
         return evaluation_config(
             agent,
             data=data,
-            documents=self.documents[0] if self.documents else None,
-            objectives=self.objectives,
+            documents=next(iter(_numbers("documents", self.documents) or ()), None),
+            objectives=_numbers("objectives", self.objectives),
             corpus=corpus,
             limit=self.limit,
             columns=self.columns,
@@ -210,20 +207,27 @@ def check_taken(overrides: Overrides, policies: Sequence[str]) -> None:
             raise ConfigError(f"{_OPTIONS}{key.removeprefix(_OPTIONS)}: none of {names} has such an option")
 
 
-def policy_names(policy: Any) -> tuple[str | None, ...]:
-    """Policy names from `a,b` or a list; (None,) for None.
+def _numbers(name: str, value: int | Sequence[int] | None) -> Sequence[int] | None:
+    """Sizes as a sequence; None: not set. Raises ConfigError."""
+    sizes = (value,) if isinstance(value, int) else value
+    valid = isinstance(sizes, Sequence) and not isinstance(sizes, str) and all(type(size) is int for size in sizes)
+    if sizes is not None and not (valid and sizes):
+        raise ConfigError(f"{name}={value!r}: expected a whole number or a list of them, such as [4, 64]")
+    return sizes
 
-    >>> policy_names("overwrite,recall"), policy_names(None)
-    (('overwrite', 'recall'), (None,))
+
+def policy_names(policy: Any) -> tuple[str | None, ...]:
+    """Policy names from `a,b` or a list of such; (None,) for None.
+
+    >>> policy_names("overwrite,recall"), policy_names(["overwrite", "recall, prune"]), policy_names(None)
+    (('overwrite', 'recall'), ('overwrite', 'recall', 'prune'), (None,))
     """
     if policy is None:
         return (None,)
-    if isinstance(policy, str):
-        names = tuple(name.strip() for name in policy.split(","))
-    elif isinstance(policy, Iterable):
-        names = tuple(policy)
-    else:
+    if not isinstance(policy, Iterable):
         return (policy,)  # `Agent` rejects it
+    words = [policy] if isinstance(policy, str) else list(policy)
+    names = tuple(name.strip() for word in words for name in word.split(","))
     if not names or not all(names):
         raise ConfigError(f"policy={policy!r}: name one policy, or several as overwrite,recall")
     return names

@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from palimpsest.agents.fitted_policy import options_line
-from palimpsest.app.config_resolution import EMBEDDED, Recipe, Remote
+from palimpsest.app.config_resolution import EMBEDDED, Recipe
 from palimpsest.app.evaluate.baselines import CellProblems, with_baselines
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, move_aside, part, read_problems, split_data
-from palimpsest.app.evaluate.evaluation_plan import EvalPlan, EvalRequest, policy_names
+from palimpsest.app.evaluate.evaluation_plan import EvalPlan, EvalRequest
 from palimpsest.app.evaluate.evaluation_result import Evaluation, report_evaluation
 from palimpsest.app.evaluate.evaluator import Evaluator, measure_memory
 from palimpsest.app.evaluate.regrading import regrade as regrade_folder
@@ -123,16 +123,18 @@ async def evaluate_async(
             raise ConfigError("evaluate: a list of problems takes no documents, chunks, objectives, corpus or limit")
         request = EvalRequest(
             model=model,
-            policies=policy_names(policy),
+            policy=policy,
             recipe=recipe,
             overrides=overrides,
             seed=seed,
-            remote=Remote.named(base_url, api_key_env, tokenizer),
+            base_url=base_url,
+            api_key_env=api_key_env,
+            tokenizer=tokenizer,
             data=source if problems is None else PROBLEM_LIST,
             problems=problems,
-            documents=_numbers("documents", documents),
-            chunks=_numbers("chunks", chunks),
-            objectives=_numbers("objectives", objectives),
+            documents=documents,
+            chunks=chunks,
+            objectives=objectives,
             corpus=corpus,
             limit=limit,
             samples=samples,
@@ -142,15 +144,6 @@ async def evaluate_async(
 
 
 evaluate = blocking(evaluate_async)
-
-
-def _numbers(name: str, value: int | Sequence[int] | None) -> Sequence[int] | None:
-    """Sizes as a sequence; None: not set. Raises ConfigError."""
-    sizes = (value,) if isinstance(value, int) else value
-    valid = isinstance(sizes, Sequence) and not isinstance(sizes, str) and all(type(size) is int for size in sizes)
-    if sizes is not None and not (valid and sizes):
-        raise ConfigError(f"{name}={value!r}: expected a whole number or a list of them, such as [4, 64]")
-    return sizes
 
 
 async def evaluate_plan_async(

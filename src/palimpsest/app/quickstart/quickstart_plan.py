@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from palimpsest.app.config_resolution import check_quickstart
-from palimpsest.app.resume import QUICKSTART, ResolvedRun, Resume, RunRequest, resolve_run, resumed_run
+from palimpsest.app.config_resolution import (
+    QUICKSTART,
+    ResolvedRun,
+    Resume,
+    RunRequest,
+    check_quickstart,
+    resolve_run,
+    resumed_run,
+)
 from palimpsest.config.data import GENERATED, LONGEST, SearchDataConfig
 from palimpsest.config.load import Overrides, quickstarts
 from palimpsest.config.schema import PolicyConfig, RunConfig

@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from palimpsest.app.config_resolution import QUICKSTART, ResolvedRun, Resume, resumable
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.quickstart.quickstart_jobs import BaselineTraining, Shard, Worker, WorkerJob, samples_of
 from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart, resolve_seeds
 from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, publish, results_of
-from palimpsest.app.resume import QUICKSTART, ResolvedRun, Resume, resumable
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.run_setup import Setup, open_setup
 from palimpsest.app.train.training_run import train_in_folder

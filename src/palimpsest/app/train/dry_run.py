@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from palimpsest.app.resume import ResolvedRun
+from palimpsest.app.config_resolution import ResolvedRun
 from palimpsest.app.train.run_setup import Inputs, open_setup, policy_checked
 from palimpsest.config.data import listed
 from palimpsest.config.engine import EmbeddedEngineConfig, model_path

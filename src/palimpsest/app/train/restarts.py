@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from palimpsest.app.resume import COLD_START
+from palimpsest.app.config_resolution import COLD_START
 from palimpsest.errors import PalimpsestError, ProcessesLost
 from palimpsest.notes import Note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step

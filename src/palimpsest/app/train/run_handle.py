@@ -68,11 +68,13 @@ class Run:
     contains no run.
     """
 
-    def __init__(self, folder: str | Path, given: Mapping[str, Any] | None = None) -> None:
-        """`given`: the objects that its configuration names as `object:NAME`; `train` passes them."""
+    def __init__(
+        self, folder: str | Path, given: Mapping[str, Any] | None = None, config: RunConfig | None = None
+    ) -> None:
+        """`given`: the objects that its configuration names as `object:NAME`; `train` passes them, and `config`."""
         self.folder = Path(folder)
         self.given = dict(given or {})
-        self.config: RunConfig = load_config(self.folder)
+        self.config: RunConfig = config or load_config(self.folder)
 
     def __fspath__(self) -> str:
         return str(self.folder)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from palimpsest.app.config_resolution import COLD_START, SFT, resumable
 from palimpsest.app.python_calls import blocking
-from palimpsest.app.resume import COLD_START, SFT, resumable
 from palimpsest.config.data import GENERATED, SearchDataConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig

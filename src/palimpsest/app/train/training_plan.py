@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from palimpsest.app.config_resolution import Recipe, run_config
-from palimpsest.app.resume import RunRequest, resumed_run
+from palimpsest.app.config_resolution import Recipe, RunRequest, resumed_run, run_config
 from palimpsest.config.engine import ALIKE
 from palimpsest.config.load import split_overrides
 from palimpsest.config.schema import RunConfig

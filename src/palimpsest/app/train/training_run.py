@@ -1,38 +1,63 @@
-"""RL training: from a recipe to a run folder, with cold start, restarts (restarts.py) and held-out evaluations."""
+"""RL training: from a recipe to a run folder, with cold start, restarts (restarts.py) and held-out evaluations.
+
+Keys that the objects of a call from Python change:
+
+    reward     reward.name; it removes the recipe's layers (config/load.py)
+    policy     policy.name with its options
+    data       data.train_files; a step takes all problems of a list shorter than a batch
+    callbacks  logging.report_to, in addition to the recipe's sinks other than objects
+    model      model.path: the folder of the written copy
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.config_resolution import Recipe
+from palimpsest.app.config_resolution import (
+    COLD_START,
+    Recipe,
+    ResolvedRun,
+    Resume,
+    RunRequest,
+    resolve_run,
+    resumable,
+    resumed_run,
+    run_config,
+)
 from palimpsest.app.evaluate.evaluator import Evaluator
 from palimpsest.app.python_calls import blocking, suitable_progress
-from palimpsest.app.python_objects import CallObjects, objects_in
-from palimpsest.app.resume import COLD_START, Resume, RunRequest, resolve_call, resumable
+from palimpsest.app.python_objects import CallObjects, objects_in, write_loaded
 from palimpsest.app.train.restarts import restarting
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.run_setup import Setup, open_setup
 from palimpsest.app.train.supervised_training import run_cold_start
 from palimpsest.app.train.training_summary import report_training
-from palimpsest.config.load import Overrides
+from palimpsest.config.keys import with_keys
+from palimpsest.config.load import Overrides, split_overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.sources.file_source import left_out
 from palimpsest.engines.open import check_state, using
+from palimpsest.errors import ConfigError
 from palimpsest.evaluation.runner import Entry, summaries_of
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.registry import build_policy, evaluated
+from palimpsest.plugins import ARGUMENTS, DATA
 from palimpsest.progress.displays import Terminal
 from palimpsest.progress.reporter import Progress, Silent
+from palimpsest.report.run_reports import TrainingResults
 from palimpsest.reward.grading import Grades, build_reward, closing, layers_note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.driver import Evaluate, Finished
 from palimpsest.runs.loggers import build_loggers
 from palimpsest.runs.resume_rules import GIVEN, RunOrigin, how_to_resume
-from palimpsest.runs.run_folder import RunFolder, check_folder, open_run
+from palimpsest.runs.run_folder import CONFIG, RunFolder, check_folder, load_config, open_run
 from palimpsest.runs.signals import GracefulStop
+from palimpsest.text.display_text import counted
 from palimpsest.training.loop import Trainer
 from palimpsest.types import Problem
 
@@ -90,21 +115,20 @@ async def train_async(
         request = RunRequest(recipe, overrides, seed, out, resume)
         given = {name: value for name, value in arguments.items() if value is not None}
         run = resolve_call(request, objects, given, shown.message)
-        finished = await run_training(
-            run.config, run.folder, resume=run.resume, force=force, progress=shown, stop=stop or GracefulStop()
-        )
+        finished, _ = await run_training_async(run, force=force, progress=shown, stop=stop)
         if finished.interrupted and quiet:
             Terminal().message(f"{run.folder}: stopped after step {finished.step}; {how_to_resume(run.folder)}")
-    return Run(run.folder, objects.held)
+    return Run(run.folder, objects.held, run.config)
 
 
 train = blocking(train_async)
 
 
-async def run_training(
-    config: RunConfig, out: Path, *, resume: bool, force: bool, progress: Progress, stop: GracefulStop
-) -> Finished:
-    """`train` of a configuration."""
+async def run_training_async(
+    run: ResolvedRun, *, force: bool, progress: Progress, stop: GracefulStop | None = None
+) -> tuple[Finished, TrainingResults]:
+    """`train` of a resolved run, and what its report contains."""
+    config, out, resume = run.config, run.folder, run.resume
     if resume and (saved := checkpoint_paths(out / CHECKPOINTS)):
         check_state(config, saved[-1])  # a rejected resume changes nothing
     check_folder(out, config, resume=resume, force=force)  # before the model is loaded
@@ -121,8 +145,10 @@ async def run_training(
             return await train_in_folder(folder, config, current, progress=progress, stop=stop)
 
         finished = await restarting(folder, config.cluster.max_restarts, attempt)
-        await asyncio.to_thread(report_training, out)
-        return finished
+        return finished, await asyncio.to_thread(report_training, out, config)
+
+
+run_training = blocking(run_training_async)
 
 
 async def train_in_folder(
@@ -202,3 +228,78 @@ def _held_out(config: RunConfig, setup: Setup, grader: Grades, problems: Sequenc
         return {**accuracy, **summary.metrics, **counts}
 
     return measure
+
+
+# ---- Calls from Python with objects --------------------------------------------------------------------------
+
+
+def resolve_call(
+    request: RunRequest, objects: CallObjects, arguments: Mapping[str, Any], note: Callable[[str], None]
+) -> ResolvedRun:
+    """The run of a `train` call, with its objects named in the configuration. Raises ConfigError.
+
+    `arguments`: the passed ones of reward, data, policy, callbacks, model and tokenizer. `note` gets messages about
+    keys adapted to them.
+    """
+    run = _with_objects(request, objects, arguments, note) if arguments else resolve_run(request)
+    missing = [argument for argument, name in objects_in(run.config).items() if name not in objects.held]
+    if missing:
+        again = ", ".join(f"{argument}=..." for argument in missing)
+        first = f"resume={str(run.folder)!r}" if run.resume else "recipe"
+        raise ConfigError(
+            f"{run.folder}: its configuration names Python objects, which no file stores: pass them again, "
+            f"palimpsest.train({first}, {again})"
+        )
+    return run
+
+
+def _with_objects(
+    request: RunRequest, objects: CallObjects, arguments: Mapping[str, Any], note: Callable[[str], None]
+) -> ResolvedRun:
+    changed = {key: value for key, value, _ in split_overrides(request.overrides or ())}
+    for key, argument in {**ARGUMENTS, "model.path": "model"}.items():
+        if argument in arguments and argument != "callbacks" and key in changed:
+            raise ConfigError(f"{objects.called}({argument}=...) and the override {key} both name one: omit one")
+    base = _base_config(request)
+    if "reward" in arguments:
+        objects.take_reward(arguments["reward"])
+    if "policy" in arguments:
+        objects.take_policy(arguments["policy"], None if base is None else base.policy)
+    if "data" in arguments:
+        objects.take_data(arguments["data"])
+    if "callbacks" in arguments:
+        sinks = changed.pop("logging.report_to", base.logging.report_to if base else ())
+        objects.take_callbacks(arguments["callbacks"], sinks)
+    model, tokenizer = arguments.get("model"), arguments.get("tokenizer")
+    if isinstance(model, str | os.PathLike):
+        changed["model.path"] = str(model)
+    elif model is not None or tokenizer is not None:
+        folder = resolve_run(replace(request, overrides=objects.changes | changed)).folder
+        changed["model.path"] = str(write_loaded(model, tokenizer, folder, objects.called))
+    changes = objects.changes | changed
+    run = resolve_run(replace(request, overrides=changes))
+    return run if "train.batch_size" in changes else _fitting_batch(run, objects, note)
+
+
+def _base_config(request: RunRequest) -> RunConfig | None:
+    """The configuration without the objects; None without recipe and run, an error later."""
+    run = resumed_run(request)
+    if run is not None:
+        return load_config(run)
+    return None if request.recipe is None else run_config(request.recipe)
+
+
+def _fitting_batch(run: ResolvedRun, objects: CallObjects, note: Callable[[str], None]) -> ResolvedRun:
+    """`run` with steps of at most the problems of the list."""
+    train, problems = run.config.train, objects.held.get(DATA)
+    if problems is None or len(problems) >= train.batch_size:
+        return run
+    count = len(problems)
+    if (run.folder / CONFIG).is_file() and run.resume:
+        raise ConfigError(
+            f"{problems.called} has {counted(count, 'problem')}, a step of {run.folder} takes {train.batch_size}: "
+            "pass the data that the run started with"
+        )
+    note(f"{problems.called} has {count}: train.batch_size is {count}, not {train.batch_size}")
+    keys = {"train.batch_size": count, "train.num_minibatches": min(train.num_minibatches, count)}
+    return replace(run, config=with_keys(run.config, keys))

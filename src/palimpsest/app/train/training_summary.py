@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from statistics import fmean, variance
@@ -31,7 +30,7 @@ from palimpsest.report.run_reports import ToldEpisode, TrainingResults, write_tr
 from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.jsonl_rows import read_rows, whole, with_number
 from palimpsest.runs.resume_rules import made_with, resume_command
-from palimpsest.runs.run_folder import METRICS, load_config
+from palimpsest.runs.run_folder import METRICS
 from palimpsest.text.answers import unboxed
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Group, Problem, Trajectory
@@ -42,22 +41,8 @@ LEAST = 5  # at least
 REPORT = "report.html"
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A mean and its 95% interval."""
-
-    mean: float
-    low: float
-    high: float
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}] {self.where}"
-
-
-def training_results(folder: Path) -> TrainingResults:
+def training_results(folder: Path, config: RunConfig) -> TrainingResults:
     """Contents of the report of the run in `folder`."""
-    config = load_config(folder)
     rows = read_rows(folder / METRICS)
     rewarded = with_number(rows, "reward/mean")
     return TrainingResults(
@@ -79,9 +64,9 @@ def training_results(folder: Path) -> TrainingResults:
     )
 
 
-def report_training(folder: Path) -> TrainingResults:
+def report_training(folder: Path, config: RunConfig) -> TrainingResults:
     """Write report.html of the run in `folder`."""
-    results = training_results(folder)
+    results = training_results(folder, config)
     write_training_report(folder, results)
     return results
 
@@ -99,7 +84,11 @@ def gained(rows: Sequence[Row], config: RunConfig) -> str:
         return f"Held-out reward {pair}: beyond 0 to 1, so its noise is unknown."
     if len(held_out) > 1:
         first, last = (_held_out(row, config) for row in (held_out[0], held_out[-1]))
-        return f"Held-out accuracy {first}, {last}: {_verdict(last.low - first.high, last.high - first.low)}."
+        texts = [
+            f"{row['eval/accuracy']:.2f} [{low:.2f}, {high:.2f}] after step {row['step']}"
+            for row, (low, high) in ((held_out[0], first), (held_out[-1], last))
+        ]
+        return f"Held-out accuracy {', '.join(texts)}: {_verdict(last[0] - first[1], last[1] - first[0])}."
     rewarded = with_number(rows, "reward/mean")
     if not rewarded:
         return "No step has a reward."
@@ -122,11 +111,11 @@ def ungraded(rows: Sequence[Row], config: RunConfig) -> str:
     return f"{missing} of {played} episodes had no grade and are in no figure." if missing else ""
 
 
-def _held_out(row: Row, config: RunConfig) -> Level:
-    """Counts each problem once, as samples of one problem depend on each other."""
+def _held_out(row: Row, config: RunConfig) -> tuple[float, float]:
+    """95% interval. Counts each problem once, as samples of one problem depend on each other."""
     ungraded = whole(row, "eval/ungraded", 0) // config.train.eval_samples
-    mean, counted = float(row["eval/accuracy"]), max(1, config.evaluation.problems - ungraded)
-    return Level(mean, *wilson(mean * counted, counted), f"after step {row['step']}")
+    counted = max(1, config.evaluation.problems - ungraded)
+    return wilson(row["eval/accuracy"] * counted, counted)
 
 
 def _rewards(first: Sequence[Row], last: Sequence[Row]) -> str:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar
 
-from palimpsest.config.prompt_file import is_prompt_file, read_prompt_file
+from palimpsest.config.load import is_prompt_file, read_prompt_file
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.plugin_options import check_options
 from palimpsest.text.codec import Codec
