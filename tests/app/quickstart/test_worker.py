@@ -1,4 +1,4 @@
-"""Processes of a quickstart: what comes back, what a dead one leaves, which ends with which."""
+"""QuickstartProcesses of a quickstart: what comes back, what a dead one leaves, which ends with which."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.app.quickstart.quickstart_run import Processes, run_process
+from palimpsest.app.quickstart.quickstart_run import QuickstartProcesses, run_process
 from palimpsest.errors import RunError
 from palimpsest.progress.reporter import Silent
 
@@ -114,7 +114,7 @@ def test_cancelling_ends_a_process_within_its_work_and_keeps_it_out_of_the_termi
 def test_the_first_error_ends_the_other_processes(tmp_path: Path) -> None:
     async def work() -> None:
         async with asyncio.TaskGroup() as group:
-            processes = Processes(2, Silent(), group, CODE)
+            processes = QuickstartProcesses(2, Silent(), group, CODE)
             processes.begin("wait", tmp_path / "waiting")
             await asyncio.to_thread(pid_in, tmp_path / "waiting")
             first = processes.begin("die", tmp_path / "first")

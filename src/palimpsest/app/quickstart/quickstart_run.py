@@ -1,7 +1,7 @@
 """`quickstart`: train, evaluate at the training length and beyond, report.
 
-    this process        (cold start) train ...............................                              report
-    other processes     train the baselines, evaluate the untrained agent ... evaluate all trained agents
+    this process        (cold start) train ...............................   evaluate shard 1           report
+    other processes     train the baselines, evaluate the untrained agent ... evaluate the other shards
 
 A shard of an evaluation is every n-th problem of some players. Shards, and so the batched sequences, depend only on the
 configuration, never on the speed of a process: the same configuration gives the same answers.
@@ -27,7 +27,7 @@ import threading
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,7 @@ async def _train_and_evaluate(
     out, agent = folder.path, config.evaluation.agent
     try:
         async with asyncio.TaskGroup() as group:
-            work = Processes(config.evaluation.processes, progress, group)
+            work = QuickstartProcesses(config.evaluation.processes, progress, group)
             async with work.room:  # this process is one of them
                 before = Shard(config, out, f"{agent}_before")
                 rivals = {name: work.begin("train", out, name) for name in config.evaluation.trained_baselines}
@@ -196,7 +196,7 @@ async def _train_and_evaluate(
     return samples_of(work.shards)
 
 
-async def _evaluated(work: Processes) -> None:
+async def _evaluated(work: QuickstartProcesses) -> None:
     """Show the evaluated turns until all shards end."""
     total = sum(shard.turns for shard in work.shards)
     with work.progress.count("evaluation", total, done=work.played) as tick:
@@ -205,7 +205,7 @@ async def _evaluated(work: Processes) -> None:
         tick(total)  # the number of turns is an estimate
 
 
-class Processes:
+class QuickstartProcesses:
     """Processes of a quickstart, at most `processes` at a time, and its evaluated turns."""
 
     def __init__(self, processes: int, progress: Progress, group: asyncio.TaskGroup, code: str = "") -> None:
@@ -215,23 +215,28 @@ class Processes:
         """Turns, including earlier runs."""
         self.tick: Tick | None = None
         """Counts further turns."""
-        self._group, self._code = group, code or _MAIN
+        self._group, self._code, self._here = group, code or _MAIN, asyncio.Lock()
 
     def play(self, shard: Shard, after: asyncio.Task[None] | None = None) -> None:
-        """Run a shard when `after` is done."""
+        """Run a shard when `after` is done, the first of several in this process."""
         self.shards.append(shard)
         self.played += sum(sample.turns for sample in shard.samples())
-        words = (shard.out, shard.name, shard.model, shard.index, shard.count)
-        self.begin("evaluate", *words, after=after)
+        words = ("evaluate", shard.out, shard.name, shard.model, shard.index, shard.count)
+        self.begin(*words, after=after, here=shard if shard.index == 0 < shard.count - 1 else None)
 
-    def begin(self, *words: object, after: asyncio.Task[None] | None = None) -> asyncio.Task[None]:
-        """Start `main` on `words` in the next free process when `after` is done."""
+    def begin(
+        self, *words: object, after: asyncio.Task[None] | None = None, here: Shard | None = None
+    ) -> asyncio.Task[None]:
+        """Start `main` on `words`, or run the shard `here`, in the next free process when `after` is done."""
 
         async def later() -> None:
             if after is not None:
                 await after
-            async with self.room:
-                await run_process(list(map(str, words)), self._receive, self._code)
+            async with self._here if here else nullcontext(), self.room:
+                if here:
+                    await here.play(self._receive)
+                else:
+                    await run_process(list(map(str, words)), self._receive, self._code)
 
         self.tasks.append(self._group.create_task(later()))
         return self.tasks[-1]
@@ -262,7 +267,10 @@ Say = Callable[[int | str], None]
 
 
 async def run_process(words: Sequence[str], receive: Say, code: str = _MAIN) -> None:
-    """Run `code` with `words` in a process that writes a JSON number or text per line. Raises RunError if it fails."""
+    """Run `code` with `words` in a process that writes a JSON number, text or {"error": text} per line.
+
+    Raises RunError if it fails.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code, *words),
         stdin=PIPE,
@@ -272,17 +280,13 @@ async def run_process(words: Sequence[str], receive: Say, code: str = _MAIN) -> 
         process_group=0,  # the terminal's Ctrl-C is for the parent
     )
     assert process.stdout is not None
-    said: int | str = ""
     try:
         async for line in process.stdout:
-            if isinstance(said, int) or said:
-                receive(said)
-            said = json.loads(line)
-        if status := await process.wait():
-            reason = said if status == _FAILED else f"a worker process ended with exit code {status}"
-            raise RunError(f"{reason}: run again with --resume" if status != _FAILED else str(reason))
-        if said:
+            if isinstance(said := json.loads(line), dict):
+                raise RunError(said["error"])
             receive(said)
+        if status := await process.wait():
+            raise RunError(f"a worker process ended with exit code {status}: run again with --resume")
     finally:
         with suppress(ProcessLookupError):
             process.terminate()
@@ -293,10 +297,6 @@ async def run_process(words: Sequence[str], receive: Say, code: str = _MAIN) -> 
             await process.wait()
 
 
-_FAILED = 3
-"""Exit code of a process whose last line is the error."""
-
-
 def main(call: Callable[..., None] | None = None) -> None:
     """Train a baseline or run a shard, as the command line says, in a process that ends with its parent."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # releases locks of libraries, unlike the default
@@ -304,14 +304,14 @@ def main(call: Callable[..., None] | None = None) -> None:
     os.dup2(2, 1)  # other prints must not mix with the lines
     threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
 
-    def say(said: int | str) -> None:
-        print(json.dumps(said), file=lines, flush=True)
+    def say(said: int | str | dict[str, str]) -> None:
+        lines.write(json.dumps(said) + "\n")
+        lines.flush()
 
     try:
         (call or _work)(say, *sys.argv[1:])
     except PalimpsestError as error:
-        say(str(error))
-        sys.exit(_FAILED)
+        say({"error": str(error)})
 
 
 def _work(say: Say, command: str, out: str, name: str, *shard: str) -> None:
