@@ -350,7 +350,7 @@ def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_w
     parts, messages = list[int](), list[str]()
 
     def say(said: int | str) -> None:
-        (messages if isinstance(said, str) else parts).append(said)  # type: ignore[arg-type]
+        (messages if isinstance(said, str) else parts).append(said)
 
     def turns_of(shard: Shard) -> int:
         return sum(sample.turns for sample in shard.samples())
