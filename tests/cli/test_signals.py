@@ -74,7 +74,7 @@ MOMENTS: dict[str, tuple[Callable[[Path, Path], list[str]], str, str]] = {
     "train loads": (training, "palimpsest.app.train.run_setup:open_engine", NOT_BEGUN),
     "quickstart evaluates": (
         quickstart,
-        "palimpsest.app.quickstart.quickstart_jobs:Shard.play",
+        "palimpsest.app.quickstart.quickstart_run:_evaluated",
         RESUME,
     ),
     "data is read": (inspecting, "palimpsest.data.files.rows:sniff", AGAIN),

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.quickstart.quickstart_jobs import Shard, samples_of
 from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
-from palimpsest.config.load import dump_config
+from palimpsest.app.quickstart.quickstart_run import Shard, samples_of
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import DataError, RunError, SamplerError
 from palimpsest.evaluation.runner import Arena, Entry, Measure, play_entries, summaries_of
@@ -26,7 +25,6 @@ from palimpsest.files import NoRegularFile
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
-from support.tasks import Told
 
 CELL = Cell("eval", None, None, "agent")
 
@@ -342,23 +340,30 @@ def shard_of(folder: Path, model: Path, *overrides: str) -> Shard:
     small = ["evaluation.sizes=[1]", "data.curriculum=null", "data.synthetic.chunks=1"]
     small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
     config = resolve_quickstart("memagent", [f"model.path={model}", *small, *overrides]).config
-    return Shard(dump_config(config), str(model), ("agent",), str(folder))
+    plain = config.evaluation.model_copy(update={"baselines": {}})
+    return Shard(config.model_copy(update={"evaluation": plain}), folder, "agent", str(model))
 
 
 def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_what_is_asked_for_alone(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    report = Told()
+    parts, messages = list[int](), list[str]()
+
+    def say(said: int | str) -> None:
+        (messages if isinstance(said, str) else parts).append(said)
+
+    def turns_of(shard: Shard) -> int:
+        return sum(sample.turns for sample in shard.samples())
 
     def play_with(*overrides: str) -> tuple[Shard, int]:
-        shard, before = shard_of(tmp_path, tiny_model_folder, *overrides), report.parts
-        shard.run(report)
-        return shard, report.parts - before
+        shard, before = shard_of(tmp_path, tiny_model_folder, *overrides), sum(parts)
+        asyncio.run(shard.play(say))
+        return shard, sum(parts) - before
 
     begun, first = play_with("evaluation.problems=2")
-    assert first == begun.turns_played() >= 2
+    assert first == turns_of(begun) >= 2
     grown, more = play_with("evaluation.problems=3")
-    assert more == grown.turns_played() - first >= 1
+    assert more == turns_of(grown) - first >= 1
     (cell,) = samples_of([grown])
     assert (cell.player, cell.size, cell.unit, cell.baseline) == ("agent", 1, "chunks", False)
     assert len(samples_of([grown])[cell]) == 3
@@ -366,10 +371,10 @@ def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_w
     assert fewer == 0
     assert {own: len(samples) for own, samples in samples_of([shrunk]).items()} == {cell: 1}
     warm, anew = play_with("evaluation.problems=2", "eval_sampling.temperature=1.0")
-    assert anew == warm.turns_played() >= 2
-    assert [text.startswith("weights or settings changed") for text in report.messages] == [True]
+    assert anew == turns_of(warm) >= 2
+    assert [text.startswith("weights or settings changed") for text in messages] == [True]
     assert len(read_samples(warm.path / SAMPLES)[0]) == 2
-    assert len(read_samples(tmp_path / "shard-1-of-1.old-1" / SAMPLES)[0]) == 3
+    assert len(read_samples(tmp_path / "evaluations" / "after" / "shard-1-of-1.old-1" / SAMPLES)[0]) == 3
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 10), (3, 10), (64, 64), (1, 1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -12,16 +13,14 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.app.quickstart.quickstart_jobs import Shard
 from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
-from palimpsest.config.load import dump_config
+from palimpsest.app.quickstart.quickstart_run import Shard
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.episode_files import EPISODES, EpisodeFile, Selection, first_episodes, read_episodes
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES
 from palimpsest.files import NoRegularFile
 from palimpsest.rollout.trajectory_file import frame_spans, index_of
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
-from support.tasks import Told
 
 SMALL = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
 
@@ -193,9 +192,9 @@ def test_each_shard_of_a_quickstart_keeps_its_own(tmp_path: Path, tiny_model_fol
     small = ["evaluation.sizes=[1]", "data.curriculum=null", "data.synthetic.chunks=1", "evaluation.problems=2"]
     small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
     config = resolve_quickstart("memagent", [f"model.path={tiny_model_folder}", *small, "evaluation.record=all"]).config
-    shards = [Shard(dump_config(config), str(tiny_model_folder), ("agent",), str(tmp_path), at, 2) for at in (0, 1)]
+    shards = [Shard(config, tmp_path, "agent_before", str(tiny_model_folder), at, 2) for at in (0, 1)]
     for shard in shards:
-        shard.run(Told())
+        asyncio.run(shard.play(lambda _: None))
     assert [len(held(shard.path)) for shard in shards] == [1, 1]
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from palimpsest.app.quickstart.quickstart_run import _trainings
-from palimpsest.config.load import parse_config
+from palimpsest.app.quickstart.quickstart_run import baseline_config
 from palimpsest.config.schema import CreditConfig, EvaluationConfig, PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.runner import Arena, Entry, play_entries
@@ -189,10 +188,10 @@ def test_rewards_are_told_apart_and_nothing_is_said_without_a_variant() -> None:
     assert not {"reward/mean_plain", "reward/mean_variant", "episode/variant_share"} & set(alone)
 
 
-def test_a_quickstarts_rival_is_trained_without_the_agents_variant(tmp_path: Path) -> None:
+def test_a_quickstarts_rival_is_trained_without_the_agents_variant() -> None:
     """Its options are the agent's: a rival of another kind would refuse them, or learn to play by them."""
     rivals = {"rival": {"name": "overwrite", "options": {"memory_tokens": 8}}}
     agent = config().model_copy(update={"evaluation": EvaluationConfig.model_validate({"trained_baselines": rivals})})
-    rival = parse_config(_trainings(agent, tmp_path)["rival"].config)
+    rival = baseline_config(agent, "rival")
     assert build_variant(rival) is None
     assert rival.train == agent.train.model_copy(update={"variant": None})

@@ -15,7 +15,6 @@ from palimpsest.cli.options import (
     Json,
     Overrides,
     interval,
-    numbers,
     percent,
     resumed,
     resuming,
@@ -46,10 +45,7 @@ def quickstart(
         str | None,
         typer.Option(help="A pretrained model, folder or hub id; the default method is then memagent-smollm2."),
     ] = None,
-    seed: Annotated[
-        str | None,
-        typer.Option(metavar="S[,S...]", help="Seed; several run one after the other, with one report. Default: 0."),
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed; default: 0.")] = None,
     out: Annotated[Path | None, OUTPUT(help="Run folder; default: runs/quickstart.")] = None,
     resume: Resume = False,
     force: Force = False,
@@ -70,33 +66,24 @@ def quickstart(
       palimpsest quickstart rememr1 --out runs/recall
       palimpsest quickstart memact --out runs/prune
       palimpsest quickstart --model HuggingFaceTB/SmolLM2-135M-Instruct
-      palimpsest quickstart memagent --seed 0,1,2 --out runs/three
     """
     from palimpsest.app.config_resolution import check_quickstart
 
     method, settings = _method_and_settings(method, settings or [])
     if model is not None:
         method, settings = method or PRETRAINED, [f"model.path={model}", *settings]
-    seeds = () if seed is None else numbers("--seed", "whole numbers", seed, least=0)
-    first, several = (seeds[0] if len(seeds) == 1 else None), (seeds if len(seeds) > 1 else None)
-    if not resume or several:
+    if not resume:
         check_quickstart(method or "memagent")
     if dry_run:
-        from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart, resolve_seeds
+        from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
 
-        if several is None:
-            runs = [resolve_quickstart(method, settings, seed=first, out=out, resume=resume)]
-        else:
-            runs = list(resolve_seeds(method, settings, several, out=out, resume=resume, force=force))
-        for resolved in runs:
-            print_plan(resolved, force)
+        print_plan(resolve_quickstart(method, settings, seed=seed, out=out, resume=resume), force)
         return
-    again = resumed(_folder(method, out, resume), force=force) if several is None else lambda: _RESUME_SEEDS
-    with resuming(again):
+    with resuming(resumed(_folder(method, out, resume), force=force)):
         Terminal().message("loading the model")
         from palimpsest.app.quickstart.quickstart_run import quickstart as run
 
-        done = run(method, settings, seed=first, seeds=several, out=out, resume=resume, force=force)
+        done = run(method, settings, seed=seed, out=out, resume=resume, force=force)
     _show(done, json=json)
 
 
@@ -116,13 +103,10 @@ def _folder(method: str | None, out: Path | None, resume: bool) -> Path:
     return Path(method) if resume and method and Path(method).is_dir() else out or Path("runs/quickstart")
 
 
-_RESUME_SEEDS = "resume with the same command and --resume"
-
-
 def _show(done: Quickstart, *, json: bool) -> None:
     if not done.finished:
-        again = _RESUME_SEEDS if done.seeds else f"resume with {resume_command(done.run)}"
-        Terminal().message(f"stopped after step {done.run.steps} of {done.run.folder}; {again}")
+        again = resume_command(done.run)
+        Terminal().message(f"stopped after step {done.run.steps} of {done.run.folder}; resume with {again}")
         return
     if json:
         typer.echo(done.report.with_name("summary.json").read_text("utf-8"), nl=False)
@@ -130,8 +114,7 @@ def _show(done: Quickstart, *, json: bool) -> None:
     results = done.results
     assert results is not None
     points = results.points
-    interval_of = f", mean of {len(done.seeds)} seeds" if done.seeds else ""
-    columns = [f"accuracy in %, 95% interval{interval_of}", *map(results.heading, points)]
+    columns = ["accuracy in %, 95% interval", *map(results.heading, points)]
     rows = [
         [results.label(name), *(f"{percent(row[p].accuracy.mean)}  {interval(row[p].accuracy)}" for p in points)]
         for name, row in results.cells.items()

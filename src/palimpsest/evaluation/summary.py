@@ -1,4 +1,4 @@
-"""Evaluation summary: accuracy with its interval, by length; pass@k, clusters and seeds.
+"""Evaluation summary: accuracy with its interval, by length; pass@k and clusters.
 
 Every problem is in a summary. The denominator of `accuracy` contains all graded problems (an empty answer is wrong,
 not missing). `ungraded` counts the others (sampler failed, timed out...) with the reason. Samples that share a
@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import comb
-from statistics import fmean, median, variance
+from statistics import fmean, median
 from typing import Any
 
 from palimpsest.evaluation.sample_log import Cell, Sample
@@ -364,24 +363,3 @@ T_975 = (
     2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
 )  # fmt: skip
 """[18] 97.5% quantiles by degrees of freedom, from 1."""
-
-
-def student(values: Sequence[float | None]) -> Score:
-    """Mean of shares in 0..1 with Student's interval, clipped to 0..1.
-
-    Equal values have no interval, since their spread is unknown. A missing value leaves no mean either.
-
-    >>> score = student([0.9, 1.0, 0.95])
-    >>> [round(score.mean, 3), round(score.low, 3), score.high]
-    [0.95, 0.826, 1.0]
-    >>> student([1.0, 1.0]), student([1.0, None])
-    (Score(mean=1.0, low=None, high=None), Score(mean=None, low=None, high=None))
-    """
-    present = [value for value in values if value is not None]
-    if len(present) < len(values) or not present:
-        return Score(None, None, None)
-    mean = fmean(present)
-    if len(set(present)) < 2:
-        return Score(mean, None, None)
-    half = T_975[len(present) - 2] * math.sqrt(variance(present) / len(present))
-    return Score(mean, max(0.0, mean - half), min(1.0, mean + half))

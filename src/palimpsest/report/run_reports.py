@@ -11,7 +11,7 @@ Not covered: unrecorded episodes (`evaluation.record`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,6 @@ class EvaluationResults:
     look: str = ""
     lead: str = ""
     """First sentence; empty: the overall accuracy."""
-    each: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Accuracy per seed, by player and size."""
     figures: Sequence[Mapping[str, Any]] = ()
     samples: Sequence[Sample] = ()
     samples_note: str = ""
@@ -84,17 +82,16 @@ def lead(results: EvaluationResults) -> str:
 
 def _player(name: str, results: EvaluationResults, parts: Sequence[str]) -> dict[str, Any]:
     row = results.players[name]
-    cells = [_cell(part, row[part], results.each.get((name, part), "")) if part in row else {} for part in parts]
+    cells = [_cell(part, row[part]) if part in row else {} for part in parts]
     return {"name": visible(name), "main": not any(cell.cell.baseline for cell in row.values()), "cells": cells}
 
 
-def _cell(part: str, summary: EvalSummary, each: str) -> dict[str, str]:
+def _cell(part: str, summary: EvalSummary) -> dict[str, str]:
     return {
         "part": visible(part),
         "problems": f"{summary.problems:,}" + (f", {summary.ungraded:,} ungraded" if summary.ungraded else ""),
         "accuracy": percent(summary.accuracy),
         "interval": interval(summary.accuracy),
-        "each": each,
         "tokens": f"{summary.tokens_per_document:,.0f}",
         "cost": tokens_in_words(summary.tokens_per_correct),
         "turns": f"{summary.turns_per_document:.1f}",

@@ -16,7 +16,7 @@ from support.command import Run
 from support.interrupting import interrupted, quickstart
 from support.small_run import small_evaluation
 
-EVALUATES = "palimpsest.app.quickstart.quickstart_run:Workers.play_here"
+EVALUATES = "palimpsest.app.quickstart.quickstart_run:QuickstartProcesses._receive"
 
 
 def resumed(palimpsest: Run, out: Path) -> dict[str, object]:

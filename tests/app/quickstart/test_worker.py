@@ -1,10 +1,9 @@
-"""Jobs in worker processes: what comes back, what a dead worker leaves, who ends with whom."""
+"""QuickstartProcesses of a quickstart: what comes back, what a dead one leaves, which ends with which."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,13 +12,37 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.app.quickstart.quickstart_jobs import Worker
-from palimpsest.app.quickstart.quickstart_run import Workers
-from palimpsest.errors import ConfigError, RunError
+from palimpsest.app.quickstart.quickstart_run import QuickstartProcesses, run_process
+from palimpsest.errors import RunError
 from palimpsest.progress.reporter import Silent
-from support.tasks import WAIT_S, Told, Work
 
 SOURCE = Path(__file__).parents[3] / "src"
+WAIT_S = 60
+CODE = """
+import os, time
+from pathlib import Path
+from palimpsest.app.quickstart.quickstart_run import main
+from palimpsest.errors import ConfigError
+
+def work(say, what, file):
+    Path(file).write_text(str(os.getpid()))
+    print("what the work prints is no report")
+    if what == "count":
+        say(1)
+        say("one\\ntwo \\u2028 three")
+        say(2)
+    elif what == "reject":
+        say(1)
+        raise ConfigError("key=value: set another")
+    elif what == "break":
+        raise KeyError("a bug")
+    elif what == "die":
+        os._exit(7)
+    else:
+        time.sleep(60)
+
+main(work)
+"""
 
 
 def pid_in(file: Path) -> int:
@@ -44,91 +67,80 @@ def ends(pid: int) -> bool:
     return False
 
 
-def done(*jobs: Work, report: Told | None = None) -> list[BaseException | None]:
-    """What a worker's jobs come to, one after the other."""
-
-    async def work() -> list[BaseException | None]:
-        worker, ends = await Worker.start(), list[BaseException | None]()
-        try:
-            for job in jobs:
-                ends += await asyncio.gather(worker.do(job, report or Told()), return_exceptions=True)
-        finally:
-            await worker.end()
-        return ends
-
-    return asyncio.run(asyncio.wait_for(work(), WAIT_S))
+def run(what: str, file: Path) -> list[int | str]:
+    """Reports of a process."""
+    reports: list[int | str] = []
+    asyncio.run(asyncio.wait_for(run_process([what, str(file)], reports.append, CODE), WAIT_S))
+    return reports
 
 
-def test_jobs_report_and_their_errors_are_raised_as_themselves(tmp_path: Path) -> None:
-    told = Told()
-    refused, broken, counted = done(
-        *(Work(str(tmp_path / what), what) for what in ("refuse", "break", "count")), report=told
-    )
-    assert isinstance(refused, ConfigError)
-    assert str(refused) == "key=value: give another"
-    assert isinstance(broken, RuntimeError)
-    assert re.search(r"in a worker process:(.|\n)*KeyError: 'a bug'", str(broken))
-    assert counted is None
-    assert (told.parts, told.messages) == (2, ["one\ntwo \u2028 three"])
+def test_a_process_reports_turns_and_messages_in_order(tmp_path: Path) -> None:
+    assert run("count", tmp_path / "file") == [1, "one\ntwo \u2028 three", 2]
 
 
-def test_a_worker_that_dies_fails_its_job_and_those_after_it(tmp_path: Path) -> None:
-    dying, waiting = done(Work(str(tmp_path / "die"), "die"), Work(str(tmp_path / "never")))
-    for error in (dying, waiting):
-        assert isinstance(error, RunError)
-        assert "exit code 7: run again with --resume" in str(error)
-    assert not (tmp_path / "never").exists()
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("reject", "^key=value: set another$"),
+        ("die", "exit code 7: run again with --resume$"),
+        ("break", "exit code 1: run again with --resume$"),
+    ],
+)
+def test_a_failed_process_raises_its_error_or_its_exit_code(what: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=message):
+        run(what, tmp_path / "file")
 
 
-def test_a_worker_that_died_is_replaced_and_the_jobs_that_wait_are_done(tmp_path: Path) -> None:
-    async def work() -> None:
-        async with Workers(2, Silent()) as workers:
-            dying = workers.begin(workers.do, Work(str(tmp_path / "die"), "die"))
-            waiting = workers.begin(workers.do, Work(str(tmp_path / "done")))
-            after = workers.begin(workers.do, Work(str(tmp_path / "never")), dying)
-            await waiting
-            for failed in (dying, after):
-                with pytest.raises(RunError, match="exit code 7"):
-                    await failed
-
-    asyncio.run(asyncio.wait_for(work(), WAIT_S))
-    assert ((tmp_path / "done").exists(), (tmp_path / "never").exists()) == (True, False)
+def test_a_bug_in_a_process_shows_its_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunError):
+        run("break", tmp_path / "file")
+    assert "KeyError: 'a bug'" in capfd.readouterr().err
 
 
-def test_leaving_ends_a_worker_in_the_middle_of_a_job_and_cancels_what_waits(tmp_path: Path) -> None:
-    async def work() -> tuple[int, int, asyncio.Task[None]]:
-        async with Workers(1, Silent()) as workers:
-            workers.begin(workers.do, Work(str(tmp_path / "long"), "wait"))
-            waiting = workers.begin(workers.do, Work(str(tmp_path / "never")))
-            pid = await asyncio.to_thread(pid_in, tmp_path / "long")
-            return pid, os.getpgid(pid), waiting
+def test_cancelling_ends_a_process_within_its_work_and_keeps_it_out_of_the_terminals_group(tmp_path: Path) -> None:
+    async def work() -> tuple[int, int]:
+        running = asyncio.create_task(run_process(["wait", str(tmp_path / "pid")], lambda _: None, CODE))
+        pid = await asyncio.to_thread(pid_in, tmp_path / "pid")
+        group = os.getpgid(pid)
+        running.cancel()
+        await asyncio.wait([running])
+        return pid, group
 
-    pid, group, waiting = asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    pid, group = asyncio.run(asyncio.wait_for(work(), WAIT_S))
     assert ends(pid)
-    assert waiting.cancelled()
-    assert group != os.getpgrp()  # the terminal's interrupt is the parent's alone
+    assert group != os.getpgrp()
+
+
+def test_the_first_error_ends_the_other_processes(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with asyncio.TaskGroup() as group:
+            processes = QuickstartProcesses(2, Silent(), group, CODE)
+            processes.begin("wait", tmp_path / "waiting")
+            await asyncio.to_thread(pid_in, tmp_path / "waiting")
+            first = processes.begin("die", tmp_path / "first")
+            processes.begin("count", tmp_path / "never", after=first)
+
+    with pytest.raises(BaseExceptionGroup) as failed:
+        asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    assert ["exit code 7" in str(error) for error in failed.value.exceptions] == [True]
+    assert ends(pid_in(tmp_path / "waiting"))
+    assert not (tmp_path / "never").exists()
 
 
 PARENT = """
 import asyncio, sys
-from palimpsest.app.quickstart.quickstart_jobs import Worker
-from support.tasks import Told, Work
-async def work():
-    worker = await Worker.start()  # in a script without a guard: workers don't run it again
-    await worker.do(Work(sys.argv[1], "wait"), Told())
-asyncio.run(work())
+from palimpsest.app.quickstart.quickstart_run import run_process
+asyncio.run(run_process(["wait", sys.argv[1]], print, sys.argv[2]))  # without a guard: processes don't run it again
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_worker_leaves_with_its_parent_however_that_ends(tmp_path: Path, number: int) -> None:
+def test_a_process_ends_with_its_parent_however_that_ends(tmp_path: Path, number: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(PARENT)
-    paths = os.pathsep.join([str(SOURCE), str(Path(__file__).parents[2])])
-    parent = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "pid")], env={**os.environ, "PYTHONPATH": paths}
-    )
-    worker = pid_in(tmp_path / "pid")
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path / "pid"), CODE], env=environment)
+    child = pid_in(tmp_path / "pid")
     parent.send_signal(number)
     parent.wait(WAIT_S)
-    assert ends(worker)
+    assert ends(child)

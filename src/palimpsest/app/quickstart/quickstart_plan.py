@@ -4,7 +4,7 @@ The data determines the axis: documents of `synthetic` and contexts of files get
 have more questions. A point of the axis is a whole number, which names it in summary.json: a multiple of the planned
 training length, or a number of questions.
 
-Guaranteed: invalid requests fail before any training; for several seeds, before the first.
+Guaranteed: invalid requests fail before any training.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from palimpsest.config.data import GENERATED, LONGEST, SearchDataConfig
 from palimpsest.config.load import Overrides, quickstarts
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.file_source import build_source
-from palimpsest.errors import ConfigError, RunError
+from palimpsest.errors import ConfigError
 from palimpsest.evaluation.runner import Entry
 from palimpsest.evaluation.sample_log import Cell
-from palimpsest.evaluation.summary import T_975
 from palimpsest.memory.registry import build_policy, evaluated
 from palimpsest.report.axis_labels import DOCUMENTS, PARAGRAPHS, QUESTIONS, AxisWords
 from palimpsest.rollout.variant import policy_of
@@ -39,7 +38,7 @@ from palimpsest.text.display_text import counted
 from palimpsest.types import Problem
 
 METHOD = "memagent"
-FOLDER, SEEDS_FOLDER = "runs/quickstart", "runs/quickstart-seeds"
+FOLDER = "runs/quickstart"
 _FOLDERS = ("", "..", "before", "after")
 """Reserved or invalid names of folders under evaluations/."""
 
@@ -230,26 +229,3 @@ def _check_names(config: RunConfig) -> None:
     labels = [config.evaluation.labels.get(name, name) for name in taken]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(f"evaluation.labels: {twice} is the label of two players; use distinct labels")
-
-
-def resolve_seeds(
-    method: str | None, overrides: Overrides, seeds: Sequence[int], *, out: str | Path | None, resume: bool, force: bool
-) -> list[ResolvedRun]:
-    """The quickstarts that these options mean. Raises ConfigError, or RunError for a folder with a run."""
-    folder = Path(out or SEEDS_FOLDER)
-    if not all(type(seed) is int and seed >= 0 for seed in seeds) or len(set(seeds)) < max(2, len(seeds)):
-        raise ConfigError(f"seeds={list(seeds)}: use two or more different whole numbers, such as 0,1,2")
-    if len(seeds) > len(T_975):
-        raise ConfigError(f"seeds={list(seeds)}: use at most {len(T_975)}")
-    if (folder / CONFIG).is_file():
-        raise RunError(f"{folder} contains a run: use another folder for several seeds")
-    each = [
-        resolve_quickstart(method, overrides, seed=seed, out=folder / f"seed-{seed}", resume=resume) for seed in seeds
-    ]
-    there = [run.folder for run in each if (run.folder / CONFIG).is_file()]
-    if there and not (resume or force):
-        raise RunError(
-            f"{there[0]} contains a run: the same call with --resume resumes the seeds, with --force starts over "
-            "(in Python resume=True, force=True)"
-        )
-    return each

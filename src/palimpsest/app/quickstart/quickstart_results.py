@@ -1,19 +1,14 @@
-"""Results of a quickstart, or of several seeds: report.html, summary.json.
+"""Results of a quickstart: report.html, summary.json.
 
-The report is that of an evaluation, plus the training. Results of several seeds are means and intervals over the seeds.
-The interval is Student's t (95%), cut to [0, 1]. Each seed draws its training and test problems, so the interval covers
-both.
+The report is that of an evaluation, plus the training.
 
-Guaranteed: each seed has the same weight, regardless of its number of graded problems.
-Not covered: missing results (a curve without points is missing from its figure, its table shows a dash); problems that
-several seeds share.
+Not covered: missing results (a curve without points is missing from its figure, its table shows a dash).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,7 +18,7 @@ from palimpsest.app.train.training_summary import told_of_last_step
 from palimpsest.config.load import dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, write_json
-from palimpsest.evaluation.summary import EvalSummary, student, summarise
+from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.provenance import MADE_WITH, facts
 from palimpsest.report.axis_labels import times
 from palimpsest.report.page import ToldStory, view_command
@@ -60,8 +55,6 @@ class Results:
     """Command that shows every episode."""
     made: Sequence[tuple[str, str]] = ()
     """Command, versions and machine, by name."""
-    seeds: Sequence[Results] = ()
-    """Results per seed, if these are means over several."""
 
     @property
     def points(self) -> list[int]:
@@ -129,46 +122,6 @@ def results_of(config: RunConfig, out: Path, samples: Mapping[Cell, Sequence[Sam
     )
 
 
-def over_seeds(each: Sequence[Results]) -> Results:
-    """Results of one recipe under several seeds as one: means and intervals over the seeds.
-
-    They omit the episodes and metrics of single runs.
-    """
-    first, steps = each[0], min(len(one.rewards) for one in each)
-    cells = {
-        name: {point: _mean([one.cells[name][point] for one in each]) for point in first.points} for name in first.cells
-    }
-    return Results(
-        grid=first.grid,
-        trained=max(one.trained for one in each),
-        wall_s=sum(one.wall_s for one in each),
-        cells=cells,
-        rewards=[fmean(one.rewards[step] for one in each) for step in range(steps)],
-        sizes=[first.trained] * steps,
-        made=first.made,
-        seeds=tuple(each),
-    )
-
-
-def _mean(cells: Sequence[EvalSummary]) -> EvalSummary:
-    costs = [cell.tokens_per_correct for cell in cells]
-    known = [cost for cost in costs if cost is not None]
-    measured = {name: student([cell.measures.get(name) for cell in cells]).mean for name in cells[0].measures}
-    return replace(
-        cells[0],
-        accuracy=student([cell.accuracy.mean for cell in cells]),
-        outcomes=dict(sum((Counter(cell.outcomes) for cell in cells), Counter())),
-        tokens_per_document=fmean(cell.tokens_per_document for cell in cells),
-        turns_per_document=fmean(cell.turns_per_document for cell in cells),
-        problems=min(cell.problems for cell in cells),
-        ungraded=sum(cell.ungraded for cell in cells),
-        tokens_per_correct=fmean(known) if len(known) == len(costs) else None,
-        measures={name: value for name, value in measured.items() if value is not None},
-        by_evidence=(),
-        by_last_evidence=(),
-    )
-
-
 # ---- report.html ---------------------------------------------------------------------------------------------
 
 
@@ -179,26 +132,19 @@ def write_report(folder: Path, results: Results) -> None:
 
 def evaluation_results(results: Results) -> EvaluationResults:
     """Contents of the report."""
-    words, seeds = results.grid.axis, results.seeds
-    over = f", {len(seeds)} seeds" if seeds else ""
+    words = results.grid.axis
     title = words.title.format(trained=words.sized(results.trained), last=results.sized(results.points[-1]))
     players = {
         results.label(name): {results.heading(point): cell for point, cell in sorted(row.items())}
         for name, row in results.cells.items()
     }
-    each = {
-        (results.label(name), results.heading(point)): ", ".join(percent(s.cells[name][point].accuracy) for s in seeds)
-        for name, row in results.cells.items()
-        for point in row
-    }
     return EvaluationResults(
-        title=f"{results.grid.method}{over}: {title}",
+        title=f"{results.grid.method}: {title}",
         accuracy=results.cells[results.grid.agent][results.points[0]].accuracy,
         lead=lead(results),
         facts=list(_facts(results)),
         players=players,
-        each=each,
-        notes=[*([_SEEDS_NOTE] if seeds else []), *results.fewer],
+        notes=results.fewer,
         figures=[
             *_evaluation_plots(results),
             *training_plots(results.rewards, results.sizes, results.metrics, words),
@@ -209,12 +155,6 @@ def evaluation_results(results: Results) -> EvaluationResults:
         look=results.look,
         config=dump_config(results.grid.config),
     )
-
-
-_SEEDS_NOTE = (
-    "Accuracy: the mean over seeds with Student's 95% interval (none if they agree). "
-    "Problems are per seed; ungraded episodes and outcomes are over all seeds."
-)
 
 
 def lead(results: Results) -> str:
@@ -235,18 +175,14 @@ def lead(results: Results) -> str:
             f" Training ended before its problems reached {words.sized(results.grid.planned)}: the largest had "
             f"{words.sized(results.trained)}."
         )
-    seeds = ", ".join(str(one.grid.config.seed) for one in results.seeds)
-    return f"Means over seeds {seeds}. {text}" if seeds else text
+    return text
 
 
 def _facts(results: Results) -> Iterator[tuple[str, str]]:
-    each = results.seeds or [results]
-    yield "seeds" if results.seeds else "seed", ", ".join(str(one.grid.config.seed) for one in each)
-    yield results.grid.axis.trained, ", ".join(dict.fromkeys(results.grid.axis.sized(one.trained) for one in each))
-    yield "training", ", ".join(dict.fromkeys(f"{len(one.rewards)} steps" for one in each))
+    yield "seed", str(results.grid.config.seed)
+    yield results.grid.axis.trained, results.grid.axis.sized(results.trained)
+    yield "training", f"{len(results.rewards)} steps"
     yield "time", f"{results.wall_s / 60:.1f} minutes, evaluation included"
-    if results.seeds:
-        yield "reports of the seeds", ", ".join(f"seed-{one.grid.config.seed}/report.html" for one in each)
     if (copied := results.copied()) is not None:
         name, figures = copied
         before, after = ("–" if figure is None else f"{figure:.2f}" for figure in figures)
@@ -261,8 +197,7 @@ _MEANING = {
 
 
 def _evaluation_plots(results: Results) -> list[dict[str, Any]]:
-    words, over = results.grid.axis, f"Means over {len(results.seeds)} seeds; bands are intervals over seeds."
-    note = over if results.seeds else visible(results.grid.config.evaluation.note)
+    words, note = results.grid.axis, visible(results.grid.config.evaluation.note)
     accuracy, tokens = dict[str, list[Point]](), dict[str, list[Point]]()
     for name, row in results.cells.items():
         cells = [(results.grid.size(point), cell) for point, cell in sorted(row.items())]
@@ -288,38 +223,28 @@ def _accuracy(size: int, mean: float, cell: EvalSummary) -> Point:
 
 
 def publish(folder: Path, results: Results) -> None:
-    """Write report and summaries into the folder of the run, or of several seeds."""
+    """Write report and summaries into the folder of the run."""
     write_report(folder, results)
-    summary = summary_json(results)
-    if not results.seeds:
-        cells = {name: {str(point): one.to_json() for point, one in row.items()} for name, row in results.cells.items()}
-        write_json(folder / "evaluations" / SUMMARY, cells)
-        summary |= {MADE_WITH: made_with(folder)}
-    write_json(folder / SUMMARY, summary)
+    cells = {name: {str(point): one.to_json() for point, one in row.items()} for name, row in results.cells.items()}
+    write_json(folder / "evaluations" / SUMMARY, cells)
+    write_json(folder / SUMMARY, summary_json(results) | {MADE_WITH: made_with(folder)})
 
 
 def summary_json(results: Results) -> dict[str, Any]:
     """Contents of summary.json; keys of the inner maps are points of the axis."""
-    grid, seeds = results.grid, [one.grid.config.seed for one in results.seeds]
-    known = {"seeds": seeds, "runs": [f"seed-{seed}" for seed in seeds]} if seeds else {"seed": grid.config.seed}
+    grid = results.grid
     return {
         "method": grid.method,
-        **known,
-        f"training_{grid.axis.key}": [one.trained for one in results.seeds] or results.trained,
+        "seed": grid.config.seed,
+        f"training_{grid.axis.key}": results.trained,
         f"planned_{grid.axis.key}": grid.planned,
         "wall_s": round(results.wall_s, 1),
         "accuracy": {
-            name: {str(point): _accuracy_json(results, name, point) for point in results.points}
-            for name in results.cells
+            name: {str(point): row[point].accuracy.mean for point in results.points}
+            for name, row in results.cells.items()
         },
-        **({} if seeds else _figures(results)),
+        **_figures(results),
     }
-
-
-def _accuracy_json(results: Results, name: str, point: int) -> Any:
-    accuracy = results.cells[name][point].accuracy
-    singly = [one.cells[name][point].accuracy.mean for one in results.seeds]
-    return {**asdict(accuracy), "seeds": singly} if singly else accuracy.mean
 
 
 _READING = (

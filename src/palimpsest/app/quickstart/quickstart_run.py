@@ -1,15 +1,18 @@
 """`quickstart`: train, evaluate at the training length and beyond, report.
 
-    this process     (cold start) train ...............................   evaluate shard 1   report
-    workers          train the baselines, evaluate the untrained agent ... evaluate the other shards
+    this process        (cold start) train ...............................   evaluate shard 1           report
+    other processes     train the baselines, evaluate the untrained agent ... evaluate the other shards
 
-    DIR/seed-0/  DIR/seed-1/ ...      several seeds: one quickstart each
-    DIR/report.html  DIR/plots/       means over the seeds, with intervals
-    DIR/summary.json                  the same figures as JSON
+A shard of an evaluation is every n-th problem of some players. Shards, and so the batched sequences, depend only on the
+configuration, never on the speed of a process: the same configuration gives the same answers.
 
 Guaranteed: an interrupted quickstart continues with `resume` and gives the same figures; summary.json is written last,
-by rename, so a folder with it is complete.
-Not covered: `wall_s` is the time of the last invocation.
+by rename, so a folder with it is complete; an interrupted shard resumes from its log, with more or fewer problems if
+the configuration changed; a log of other weights, policies, data or sampling is renamed and the shard starts over; the
+first error of a process ends the others; a process ends with its parent, even within its work; only the parent gets an
+interrupt of the terminal.
+Not covered: `wall_s` is the time of the last invocation; a resumed shard has other batches, so near ties of greedy
+decoding may differ as far as the sampler's results depend on the batch.
 """
 
 from __future__ import annotations
@@ -17,28 +20,43 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import os
+import signal
+import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from asyncio.subprocess import PIPE
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from palimpsest.app.config_resolution import QUICKSTART, ResolvedRun, Resume, resumable
+from palimpsest.app.config_resolution import QUICKSTART, Resume, on_embedded, resumable
+from palimpsest.app.evaluate.evaluator import Evaluator, measure_memory
 from palimpsest.app.python_calls import blocking, suitable_progress
-from palimpsest.app.quickstart.quickstart_jobs import BaselineTraining, Shard, Worker, WorkerJob, samples_of
-from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart, resolve_seeds
-from palimpsest.app.quickstart.quickstart_results import Results, over_seeds, publish, results_of
+from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart
+from palimpsest.app.quickstart.quickstart_results import Results, publish, results_of
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.run_setup import Setup, open_setup
 from palimpsest.app.train.training_run import train_in_folder
-from palimpsest.config.load import Overrides, dump_config
+from palimpsest.config.engine import SamplerConfig
+from palimpsest.config.keys import with_keys
+from palimpsest.config.load import Overrides, dump_config, parse_config
 from palimpsest.config.schema import RunConfig
-from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample
+from palimpsest.engines.open import open_engine, using
+from palimpsest.engines.protocol import Sampler
+from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.evaluation.runner import Entry
+from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, Cell, Sample, read_samples, set_aside_other
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.progress.reporter import Progress, Stage, Tick
+from palimpsest.provenance import evaluation_identity
+from palimpsest.reward.grading import build_reward, closing
+from palimpsest.rollout.speculation import Speculation
+from palimpsest.runs.checkpoint import CHECKPOINTS, step_name
 from palimpsest.runs.resume_rules import RunOrigin
-from palimpsest.runs.run_folder import open_run
+from palimpsest.runs.run_folder import RunFolder, load_config, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.display_text import Table
 
@@ -51,14 +69,12 @@ class Quickstart:
 
     run: Run
     results: Results | None
-    """None if interrupted (`resume` continues it); for several seeds, means over them."""
-    seeds: tuple[Quickstart, ...] = ()
-    """The quickstart of each seed, if there are several; `run` is the last one's."""
+    """None if interrupted (`resume` continues it)."""
 
     @property
     def folder(self) -> Path:
-        """Folder of report and figures; for several seeds, the parent of their folders."""
-        return self.run.folder.parent if self.seeds else self.run.folder
+        """Folder of run, report and figures."""
+        return self.run.folder
 
     @property
     def finished(self) -> bool:
@@ -79,7 +95,7 @@ class Quickstart:
 
     @property
     def table(self) -> Table:
-        """Accuracy as fractions, one row per player, one column per size; for several seeds, the means."""
+        """Accuracy as fractions, one row per player, one column per size."""
         results = self._finished()
         return Table.of(
             [
@@ -90,8 +106,7 @@ class Quickstart:
         )
 
     def __repr__(self) -> str:
-        seeds = f", {len(self.seeds)} seeds" if self.seeds else ""
-        head = f"quickstart {Grid(self.run.config).method} in {self.folder}{seeds}"
+        head = f"quickstart {Grid(self.run.config).method} in {self.folder}"
         return f"{head}\n{self.table}" if self.finished else f"{head}: interrupted after {self.run.steps} steps"
 
     def _repr_html_(self) -> str:
@@ -99,8 +114,7 @@ class Quickstart:
 
     def _finished(self) -> Results:
         if self.results is None:
-            again = "the same call with resume=True" if self.seeds else f"quickstart(resume={str(self.folder)!r})"
-            raise RunError(f"{self.run.folder}: interrupted; resume it with {again}")
+            raise RunError(f"{self.folder}: interrupted; resume it with quickstart(resume={str(self.folder)!r})")
         return self.results
 
 
@@ -109,7 +123,6 @@ async def quickstart_async(
     overrides: Overrides = (),
     *,
     seed: int | None = None,
-    seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
     resume: Resume = False,
     force: bool = False,
@@ -122,64 +135,28 @@ async def quickstart_async(
     `quickstart` is an ordinary call and works in a notebook; `quickstart_async` is a coroutine.
 
     - `method`: memagent (the default), rememr1 or memact
-    - `seeds`: two or more instead of `seed`, run one after the other in `out`/seed-0, `out`/seed-1..., with one report
-      of means and intervals over them in `out`, by default runs/quickstart-seeds; `resume=True` resumes them
     - the others: as for `train`; the defaults are `seed` 0 and `out` runs/quickstart
 
     Raises ConfigError, DataError, ModelError or RunError with a message that names key, value and fix.
     """
-    watching, stopped = progress or suitable_progress(quiet=quiet), stop or GracefulStop()
-    if seeds is not None:
-        if seed is not None or not isinstance(resume, bool):
-            raise ConfigError("quickstart: seeds takes no seed, and resume=True with `out` instead of a folder")
-        if not isinstance(seeds, Sequence) or isinstance(seeds, str):
-            raise ConfigError(f"quickstart: seeds={seeds!r}: pass two or more whole numbers, such as (0, 1, 2)")
-        several = resolve_seeds(method, overrides, seeds, out=out, resume=resume, force=force)
-        return await _of_seeds(several, force=force, progress=watching, stop=stopped)
+    shown, started = progress or suitable_progress(quiet=quiet), time.monotonic()
     run = resolve_quickstart(method, overrides, seed=seed, out=out, resume=resume)
-    return await _of_one(run, force=force, progress=watching, stop=stopped)
-
-
-async def _of_one(run: ResolvedRun, *, force: bool, progress: Progress, stop: GracefulStop) -> Quickstart:
-    config, out, started = run.config, run.folder, time.monotonic()
+    config, out = run.config, run.folder
     setup = await asyncio.to_thread(open_setup, config, out)
     _admit(config, setup)
     plan, origin = _plan(config), RunOrigin(QUICKSTART)
     with (
-        open_run(out, config, resume=run.resume, force=force, on_warning=progress.message, origin=origin) as folder,
-        resumable(out, progress),
-        progress.stages(plan) as staged,
+        open_run(out, config, resume=run.resume, force=force, on_warning=shown.message, origin=origin) as folder,
+        resumable(out, shown),
+        shown.stages(plan) as staged,
     ):
-        progress.message(_announced(config, plan, out))
-        async with Workers(config.evaluation.processes, staged) as workers:
-            trainings = _trainings(config, out)
-            trained = {name: workers.begin(workers.do, job) for name, job in trainings.items()}
-            before = _evaluation_before(config, out, workers)
-            finished = await train_in_folder(folder, config, setup, progress=staged, stop=stop, on_start=before)
-            if finished.interrupted:
-                return Quickstart(Run(out), None)
-            models = {config.evaluation.agent: str(finished.checkpoint)}
-            models |= {name: job.model for name, job in trainings.items()}
-            samples = await _evaluate(config, _shards(config, models, out), trained, workers)
+        shown.message(_announced(config, plan, out))
+        samples = await _train_and_evaluate(folder, config, setup, staged, stop or GracefulStop())
+        if samples is None:
+            return Quickstart(Run(out), None)
         results = results_of(config, out, samples, time.monotonic() - started)
         publish(out, results)
     return Quickstart(Run(out), results)
-
-
-async def _of_seeds(
-    several: Sequence[ResolvedRun], *, force: bool, progress: Progress, stop: GracefulStop
-) -> Quickstart:
-    """Run the seeds one after the other, to the last or to an interrupt, and write their report."""
-    done, results = list[Quickstart](), list[Results]()
-    for number, run in enumerate(several, 1):
-        progress.message(f"seed {run.config.seed}, {number} of {len(several)}")
-        done.append(await _of_one(run, force=force, progress=progress, stop=stop))
-        if (own := done[-1].results) is None:
-            return replace(done[-1], seeds=tuple(done))
-        results.append(own)
-    merged = over_seeds(results)
-    publish(several[0].folder.parent, merged)
-    return replace(done[-1], results=merged, seeds=tuple(done))
 
 
 quickstart = blocking(quickstart_async)
@@ -188,86 +165,283 @@ quickstart = blocking(quickstart_async)
 # ---- Training and evaluation ---------------------------------------------------------------------------------
 
 
-class Workers:
-    """Processes of a quickstart, this one included, and its evaluated turns. Leaving the context ends the others."""
+async def _train_and_evaluate(
+    folder: RunFolder, config: RunConfig, setup: Setup, progress: Progress, stop: GracefulStop
+) -> dict[Cell, list[Sample]] | None:
+    """Train here and the baselines in other processes, and evaluate all; None if interrupted."""
+    out, agent = folder.path, config.evaluation.agent
+    try:
+        async with asyncio.TaskGroup() as group:
+            work = QuickstartProcesses(config.evaluation.processes, progress, group)
+            async with work.room:  # this process is one of them
+                before = Shard(config, out, f"{agent}_before")
+                rivals = {name: work.begin("train", out, name) for name in config.evaluation.trained_baselines}
+                finished = await train_in_folder(
+                    *(folder, config, setup),
+                    progress=progress,
+                    stop=stop,
+                    on_start=lambda model: work.play(replace(before, model=model)),
+                )
+            if finished.interrupted:
+                work.cancel()
+                return None
+            models = {agent: str(finished.checkpoint)} | {name: baseline_model(config, out, name) for name in rivals}
+            for name, model in models.items():
+                for index in range(config.evaluation.processes):
+                    work.play(Shard(config, out, name, model, index, config.evaluation.processes), rivals.get(name))
+            await _evaluated(work)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # the others were cancelled because of it
+    return samples_of(work.shards)
 
-    def __init__(self, processes: int, progress: Progress) -> None:
-        self.progress = progress
-        self.shards: list[Shard] = []
-        self.playing: list[asyncio.Task[None]] = []
+
+async def _evaluated(work: QuickstartProcesses) -> None:
+    """Show the evaluated turns until all shards end."""
+    total = sum(shard.turns for shard in work.shards)
+    with work.progress.count("evaluation", total, done=work.played) as tick:
+        work.tick = tick
+        await asyncio.gather(*work.tasks)
+        tick(total)  # the number of turns is an estimate
+
+
+class QuickstartProcesses:
+    """Processes of a quickstart, at most `processes` at a time, and its evaluated turns."""
+
+    def __init__(self, processes: int, progress: Progress, group: asyncio.TaskGroup, code: str = "") -> None:
+        self.room, self.progress = asyncio.Semaphore(processes), progress
+        self.shards, self.tasks = list[Shard](), list[asyncio.Task[None]]()
         self.played = 0
         """Turns, including earlier runs."""
         self.tick: Tick | None = None
         """Counts further turns."""
-        self._here, self._elsewhere = asyncio.Lock(), asyncio.Semaphore(max(1, processes - 1))
-        self._begun: list[asyncio.Task[None]] = []
-        self._idle: list[Worker] = []
-        self._all: list[Worker] = []
+        self._group, self._code, self._here = group, code or _MAIN, asyncio.Lock()
 
-    async def __aenter__(self) -> Workers:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._begun:
-            task.cancel()
-        await asyncio.gather(*self._begun, *(worker.end() for worker in self._all), return_exceptions=True)
+    def play(self, shard: Shard, after: asyncio.Task[None] | None = None) -> None:
+        """Run a shard when `after` is done, the first of several in this process."""
+        self.shards.append(shard)
+        self.played += sum(sample.turns for sample in shard.samples())
+        words = ("evaluate", shard.out, shard.name, shard.model, shard.index, shard.count)
+        self.begin(*words, after=after, here=shard if shard.index == 0 < shard.count - 1 else None)
 
     def begin(
-        self, work: Callable[[Any], Awaitable[None]], job: WorkerJob, after: asyncio.Task[None] | None = None
+        self, *words: object, after: asyncio.Task[None] | None = None, here: Shard | None = None
     ) -> asyncio.Task[None]:
-        """Start `work` on a job when `after` is done."""
+        """Start `main` on `words`, or run the shard `here`, in the next free process when `after` is done."""
 
         async def later() -> None:
             if after is not None:
-                await asyncio.wait([after])
-                after.result()
-            await work(job)
+                await after
+            async with self._here if here else nullcontext(), self.room:
+                if here:
+                    await here.play(self._receive)
+                else:
+                    await run_process(list(map(str, words)), self._receive, self._code)
 
-        self._begun.append(asyncio.create_task(later()))
-        return self._begun[-1]
+        self.tasks.append(self._group.create_task(later()))
+        return self.tasks[-1]
 
-    def play(self, shard: Shard, after: asyncio.Task[None] | None = None, *, here: bool = False) -> None:
-        """Run a shard when `after` is done, in this process or in a worker."""
-        self.shards.append(shard)
-        self.played += shard.turns_played()
-        self.playing.append(self.begin(self.play_here if here else self.do, shard, after))
+    def cancel(self) -> None:
+        """End all processes."""
+        for task in self.tasks:
+            task.cancel()
 
-    async def play_here(self, shard: Shard) -> None:
-        """Run a shard in this process, after earlier ones."""
-        async with self._here:
-            await shard.play(self)
-
-    async def do(self, job: WorkerJob) -> None:
-        """Run a job in the next free worker."""
-        async with self._elsewhere:
-            if not self._idle:
-                self._all.append(await Worker.start())
-                self._idle.append(self._all[-1])
-            worker = self._idle.pop()
-            await worker.do(job, self)
-            self._idle.append(worker)
-
-    def part(self, count: int = 1) -> None:
-        """Count finished turns."""
-        self.played += count
+    def _receive(self, said: int | str) -> None:
+        if isinstance(said, str):
+            self.progress.message(said)
+            return
+        self.played += said
         if self.tick is not None:
-            self.tick(count)
-
-    def message(self, text: str) -> None:
-        """Show a worker's message."""
-        self.progress.message(text)
+            self.tick(said)
 
 
-def _trainings(config: RunConfig, out: Path) -> dict[str, BaselineTraining]:
-    """Trainings of the baselines: the agent's with another policy, without `train.variant`, which changes
-    its options."""
-    quiet = config.logging.model_copy(update={"report_to": ("jsonl",)})
-    train = config.train.model_copy(update={"variant": None})
-    found = {}
-    for name, policy in config.evaluation.trained_baselines.items():
-        changed = {"recipe": f"{config.recipe}-{name}", "policy": policy, "logging": quiet, "train": train}
-        found[name] = BaselineTraining(dump_config(config.model_copy(update=changed)), str(out / "rivals" / name))
+# ---- Processes -----------------------------------------------------------------------------------------------
+
+
+_MAIN = "from palimpsest.app.quickstart.quickstart_run import main; main()"  # imports nothing of the caller's script
+_PATIENCE_S = 5.0  # between SIGTERM and SIGKILL
+_LONGEST_LINE = 1 << 24
+
+Say = Callable[[int | str], None]
+"""Reports finished turns, or a line to show."""
+
+
+async def run_process(words: Sequence[str], receive: Say, code: str = _MAIN) -> None:
+    """Run `code` with `words` in a process that writes a JSON number, text or {"error": text} per line.
+
+    Raises RunError if it fails.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, *words),
+        stdin=PIPE,
+        stdout=PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        limit=_LONGEST_LINE,
+        process_group=0,  # the terminal's Ctrl-C is for the parent
+    )
+    assert process.stdout is not None
+    try:
+        async for line in process.stdout:
+            if isinstance(said := json.loads(line), dict):
+                raise RunError(said["error"])
+            receive(said)
+        if status := await process.wait():
+            raise RunError(f"a worker process ended with exit code {status}: run again with --resume")
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _PATIENCE_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def main(call: Callable[..., None] | None = None) -> None:
+    """Train a baseline or run a shard, as the command line says, in a process that ends with its parent."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # releases locks of libraries, unlike the default
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # other prints must not mix with the lines
+    threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
+
+    def say(said: int | str | dict[str, str]) -> None:
+        lines.write(json.dumps(said) + "\n")
+        lines.flush()
+
+    try:
+        (call or _work)(say, *sys.argv[1:])
+    except PalimpsestError as error:
+        say({"error": str(error)})
+
+
+def _work(say: Say, command: str, out: str, name: str, *shard: str) -> None:
+    config = load_config(out)
+    if command == "train":
+        train_baseline(config, Path(out), name, say)
+    else:
+        model, index, count = shard
+        asyncio.run(Shard(config, Path(out), name, model, int(index), int(count)).play(say))
+
+
+# ---- Work of a process ---------------------------------------------------------------------------------------
+
+
+_REPORT_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Shard `index` of `count` of the evaluation of one model of a quickstart."""
+
+    config: RunConfig
+    out: Path
+    """Folder of the quickstart."""
+    name: str
+    """Player that the model belongs to; the baselines without training use the agent's."""
+    model: str = ""
+    index: int = 0
+    count: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the players."""
+        evaluation = self.config.evaluation
+        return (self.name, *evaluation.baselines) if self.name == evaluation.agent else (self.name,)
+
+    @property
+    def path(self) -> Path:
+        """Folder of its log."""
+        agent = self.config.evaluation.agent
+        folder = {agent: "after", f"{agent}_before": "before"}.get(self.name, self.name)
+        return self.out / "evaluations" / folder / f"shard-{self.index + 1}-of-{self.count}"
+
+    @property
+    def turns(self) -> int:
+        """Estimated turns."""
+        return Grid(self.config).turns(self.names, self.index, self.count)
+
+    def entries(self) -> list[Entry]:
+        """Its players and problems."""
+        return Grid(self.config).entries(self.names, self.index, self.count)
+
+    def samples(self) -> list[Sample]:
+        """Samples in its log."""
+        log = self.path / SAMPLES
+        return read_samples(log)[0] if log.is_file() else []
+
+    async def play(self, say: Say) -> None:
+        """Run the episodes missing from its log."""
+        config = on_embedded(self.config)  # regardless of the training engine
+        config = with_keys(config, {"model.path": self.model, "sampler": SamplerConfig(name="embedded")})
+        engine = await asyncio.to_thread(open_engine, config, objective=None)
+        grid, own = Grid(config), self.entries()
+        for each in own:
+            admit_all(each.policy, each.problems, engine.codec, engine.sampler.max_context)
+        reward = build_reward(config.reward, engine.codec, self.path.parent)
+        evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure_memory)
+        policies = {name: grid.players[name] for name in self.names}
+        identity = {**evaluation_identity(config, policies), "trained": grid.planned}  # points are multiples of it
+        if aside := set_aside_other(self.path, identity):
+            say(f"weights or settings changed: evaluating again, old episodes are in {aside}")
+        playing = evaluator.play(own, out=self.path, identity=identity, on_warning=say)
+        reporting = asyncio.create_task(_report_turns(engine.sampler, evaluator.speculation, say))
+        try:
+            await using(engine, closing(reward, playing))
+        finally:
+            reporting.cancel()
+            await asyncio.wait([reporting])
+
+
+async def _report_turns(sampler: Sampler, speculation: Speculation | None, say: Say) -> None:
+    """Report started turns until cancelled: long episodes run concurrently and end at the same time."""
+    reported, playing = 0, True
+    while playing:
+        try:
+            await asyncio.sleep(_REPORT_EVERY_S)
+        except asyncio.CancelledError:
+            playing = False
+        started = sampler.stats().requests - (speculation.wasted if speculation else 0)
+        if started > reported:
+            say(started - reported)
+            reported = started
+
+
+def samples_of(shards: Iterable[Shard]) -> dict[Cell, list[Sample]]:
+    """Samples of finished shards by cell, for the problems of the current configuration."""
+    found: dict[Cell, list[Sample]] = {}
+    for shard in shards:
+        asked = {(each.cell, problem.id) for each in shard.entries() for problem in each.problems}
+        for sample in shard.samples():
+            if (sample.cell, sample.id) in asked:
+                found.setdefault(sample.cell, []).append(sample)
     return found
+
+
+def baseline_config(config: RunConfig, name: str) -> RunConfig:
+    """Training of a baseline: the agent's with another policy, without `train.variant`, which changes its options."""
+    changes = {
+        "recipe": f"{config.recipe}-{name}",
+        "policy": config.evaluation.trained_baselines[name],
+        "logging": config.logging.model_copy(update={"report_to": ("jsonl",)}),
+        "train": config.train.model_copy(update={"variant": None}),
+    }
+    return parse_config(dump_config(config.model_copy(update=changes)))
+
+
+def baseline_model(config: RunConfig, out: Path, name: str) -> str:
+    """Folder of a baseline's trained weights."""
+    return str(out / "rivals" / name / CHECKPOINTS / step_name(config.train.max_steps))
+
+
+def train_baseline(config: RunConfig, out: Path, name: str, say: Say) -> None:
+    """Train a baseline to the end, resuming its run."""
+    own, path = baseline_config(config, name), out / "rivals" / name
+    with open_run(path, own, resume=True, on_warning=say) as folder:
+        finished = asyncio.run(train_in_folder(folder, own, open_setup(own, folder.path)))
+    if finished.interrupted:
+        raise RunError(f"{path}: interrupted after step {finished.step}; resume its quickstart")
+
+
+# ---- Plan ----------------------------------------------------------------------------------------------------
 
 
 def _admit(config: RunConfig, setup: Setup) -> None:
@@ -276,42 +450,6 @@ def _admit(config: RunConfig, setup: Setup) -> None:
     problems = grid.problems(grid.telling)
     for policy in (config.policy, *grid.others.values()):
         admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)
-
-
-def _evaluation_before(config: RunConfig, out: Path, workers: Workers) -> Callable[[str], None]:
-    """Callback that starts the evaluation of RL's starting model."""
-    name, text, folder = f"{config.evaluation.agent}_before", dump_config(config), str(out / "evaluations" / "before")
-    return lambda model: workers.play(Shard(text, model, (name,), folder))
-
-
-def _shards(config: RunConfig, models: Mapping[str, str], out: Path) -> dict[str, list[Shard]]:
-    """Shards of each trained model's evaluation, one per process; the baselines run on the agent's."""
-    text, count, agent = dump_config(config), config.evaluation.processes, config.evaluation.agent
-    dealt = {}
-    for name, model in models.items():
-        names = (agent, *config.evaluation.baselines) if name == agent else (name,)
-        folder = str(out / "evaluations" / ("after" if name == agent else name))
-        dealt[name] = [Shard(text, model, names, folder, index, count) for index in range(count)]
-    return dealt
-
-
-async def _evaluate(
-    config: RunConfig,
-    shards: Mapping[str, Sequence[Shard]],
-    trained: Mapping[str, asyncio.Task[None]],
-    workers: Workers,
-) -> dict[Cell, list[Sample]]:
-    """Run all shards, each model's when it is trained, and wait for earlier ones."""
-    for name, dealt in shards.items():
-        for shard in dealt:
-            workers.play(shard, trained.get(name), here=shard.index == 0)
-    total = sum(Grid(config).turns(shard.names, shard.index, shard.count) for shard in workers.shards)
-    with workers.progress.count("evaluation", total, done=workers.played) as tick:
-        workers.tick = tick
-        for playing in asyncio.as_completed(workers.playing):
-            await playing
-        tick(total)  # the number of turns is an estimate
-    return samples_of(workers.shards)
 
 
 _SECONDS = {

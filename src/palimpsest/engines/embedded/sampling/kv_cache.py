@@ -326,7 +326,9 @@ class PrefixCache:
     def _evict(self, leaf: _Node) -> None:
         assert leaf.parent is not None
         assert not leaf.children
-        self.flush()  # the leaf may be among the inserted ones, and its slots are reused
+        owner = leaf.slots if leaf.slots.base is None else leaf.slots.base  # a split edge has views
+        if any(slots is owner for _, _, slots in self._pending):  # its slots are reused
+            self.flush()
         del self._order[leaf]
         del leaf.parent.children[leaf.first]
         self._free[self._unused : self._unused + len(leaf.slots)] = leaf.slots
