@@ -1,5 +1,4 @@
-"""`train.max_off_policy_steps`: which weights play which batch, what a checkpoint keeps of it, and that timing shows
-nowhere."""
+"""`train.max_off_policy_steps`: the weights of each batch, the checkpoints, and independence of timing."""
 
 from __future__ import annotations
 
@@ -17,42 +16,44 @@ from palimpsest.engines.protocol import StepBatch, UpdateStats
 from palimpsest.errors import CheckpointError, RunError
 from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.checkpoint import verify
-from palimpsest.runs.driver import Finished
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import changes
 from palimpsest.runs.run_folder import open_run
 from palimpsest.training.curriculum import Curriculum
 from palimpsest.types import Completion, Grade, Problem, SamplingParams, StopReason, Trajectory
-from support.fakes import HashLearner, NumberedSource, SeedSampler, make_trainer, small_config
+from support import training
+from support.fakes import (
+    HashLearner,
+    Killed,
+    NumberedSource,
+    SeedSampler,
+    YesGrader,
+    changed,
+    make_trainer,
+    small_config,
+)
+from support.training import run_files
 
 STEPS = 8
 
 
 class PublishedSampler(SeedSampler):
-    """Its words depend on the weights it was last given, so that every mix of versions shows."""
+    """Its words depend on the published weights, so that every mix of versions shows."""
 
-    def __init__(self, *, dies_after: int | None = None) -> None:
-        super().__init__()
-        self.published = 0
-        self._dies_after = dies_after
+    published = 0
 
     @property
     def version(self) -> int:
         return self.published
 
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
-    ) -> Completion:
-        if len(self.calls) == self._dies_after:
-            raise Killed
-        self.calls.append((tuple(prompt_ids), params))
-        await asyncio.sleep(0)
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **options: Any) -> Completion:
+        await super().generate(prompt_ids, params, **options)
         word = "yes" if (params.seed >> self.published % 8) % 2 else "no "
         return Completion((*map(ord, word), 0), (-0.5,) * 4, StopReason.STOP, self.published, self.published)
 
 
 class PublishingLearner(HashLearner):
-    """Learns in several turns of the event loop and gives its weights away when told to."""
+    """Learns in several turns of the event loop and publishes its weights to the sampler."""
 
     def __init__(self, sampler: PublishedSampler) -> None:
         super().__init__()
@@ -68,36 +69,22 @@ class PublishingLearner(HashLearner):
         return self.version
 
 
-class Killed(BaseException):
-    """The process is gone."""
-
-
 def config(ahead: int, **train: Any) -> RunConfig:
-    values = small_config(**{"max_steps": STEPS, "max_off_policy_steps": ahead, **train}).model_dump(mode="json")
-    lengths = {"chunks": [1, 2, 4], "advance_at": 0.4}
-    refills = {**values["credit"], "dynamic_sampling": {"max_refills": 1}}
-    return RunConfig.model_validate({**values, "data": {"curriculum": lengths}, "credit": refills})
+    values = small_config(**{"max_steps": STEPS, "max_off_policy_steps": ahead, **train})
+    curriculum = {"chunks": [1, 2, 4], "advance_at": 0.4}
+    return changed(values, data={"curriculum": curriculum}, credit={"dynamic_sampling": {"max_refills": 1}})
 
 
-def train(
-    path: Path, settings: RunConfig, *, dies_after: int | None = None, resume: bool = False, **parts: Any
-) -> tuple[Finished, list[str]]:
+def train(path: Path, settings: RunConfig, *, dies_after: int | None = None, **parts: Any) -> Any:
+    """The report of the finished run."""
     sampler = parts.pop("sampler", None) or PublishedSampler(dies_after=dies_after)
     learner = parts.pop("learner", PublishingLearner)(sampler)
-    warnings: list[str] = []
-    with open_run(path, settings, resume=resume, on_warning=warnings.append) as folder:
-        finished = asyncio.run(make_trainer(folder, sampler=sampler, learner=learner, **parts).run())
-    return finished, warnings
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    """Everything of a run that must repeat."""
-    files = [path / "config.yaml", path / "metrics.jsonl", *path.glob("trajectories/*"), *path.glob("checkpoints/**/*")]
-    return {str(file.relative_to(path)): file.read_bytes() for file in files if file.is_file()}
+    trainer, _ = training.train(path, settings, sampler=sampler, learner=learner, **parts)
+    return trainer.finished
 
 
 def versions(path: Path) -> list[set[tuple[int, int]]]:
-    """Of each step: the first and last versions of all its completions."""
+    """The first and last versions of all completions of each step."""
     steps = []
     for step in range(1, STEPS + 1):
         groups = read_groups(path / "trajectories" / f"step-{step:06d}.jsonl.zst").groups
@@ -106,8 +93,8 @@ def versions(path: Path) -> list[set[tuple[int, int]]]:
     return steps
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2, 3, STEPS + 1])
-def test_batch_k_is_sampled_wholly_with_the_weights_after_step_k_less_1_less_ahead(tmp_path: Path, ahead: int) -> None:
+@pytest.mark.parametrize("ahead", [0, 1, 2, STEPS + 1])
+def test_batch_k_is_sampled_with_the_weights_after_step_k_minus_1_minus_ahead(tmp_path: Path, ahead: int) -> None:
     train(tmp_path / "run", config(ahead))
     expected = [max(0, k - 1 - ahead) for k in range(1, STEPS + 1)]
     assert versions(tmp_path / "run") == [{(version, version)} for version in expected]
@@ -131,12 +118,10 @@ def test_a_step_learns_while_the_next_batch_is_collected(tmp_path: Path) -> None
     learning, first_batch = asyncio.Event(), calls[0][0]
 
     class SecondBatchWaitsForTheLearner(PublishedSampler):
-        async def generate(
-            self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
-        ) -> Completion:
+        async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **options: Any) -> Completion:
             if len(self.calls) >= first_batch:
                 await asyncio.wait_for(learning.wait(), 30)
-            return await super().generate(prompt_ids, params, session=session)
+            return await super().generate(prompt_ids, params, **options)
 
     class WaitsForTheSecondBatch(PublishingLearner):
         async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
@@ -151,34 +136,42 @@ def test_a_step_learns_while_the_next_batch_is_collected(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
-def test_the_curriculum_moves_when_a_step_was_learnt_and_a_batch_uses_what_was_known_when_it_began(
-    tmp_path: Path, ahead: int
-) -> None:
+def test_a_batch_uses_the_curriculum_stage_at_its_start(tmp_path: Path, ahead: int) -> None:
     settings = config(ahead)
     train(tmp_path / "run", settings)
-    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert settings.data.curriculum is not None
-    model, known = Curriculum(settings.data.curriculum), [0]  # the stage after each step
-    for k, row in enumerate(rows, start=1):
-        stage = known[max(0, k - 1 - ahead)]
+    model, stages = Curriculum(settings.data.curriculum), [0]  # the stage after each step
+    for k, row in enumerate(read_rows(tmp_path / "run" / "metrics.jsonl"), start=1):
+        stage = stages[max(0, k - 1 - ahead)]
         assert (row["curriculum/stage"], row["curriculum/chunks"]) == (stage, settings.data.curriculum.chunks[stage])
-        if stage == model.stage:  # what was begun before the problems grew doesn't speak for the larger ones
+        if stage == model.stage:  # results of smaller problems don't count for the larger ones
             model.update(row["reward/mean"])
-        known.append(model.stage)
-    assert known[-1] > 0
+        stages.append(model.stage)
+    assert stages[-1] > 0
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-@pytest.mark.parametrize("calls", [3, 20, 37, 52, 75, 100])
-def test_a_run_killed_anywhere_resumes_to_the_same_bytes(tmp_path: Path, ahead: int, calls: int) -> None:
-    train(tmp_path / "whole", config(ahead))
+# ---- Resumes -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, bytes]]:
+    """Files of runs without an interruption, by `max_off_policy_steps`."""
+    folder, runs = tmp_path_factory.mktemp("whole"), {}
+    for ahead in (1, 2):
+        train(folder / str(ahead), config(ahead))
+        runs[ahead] = run_files(folder / str(ahead))
+    return runs
+
+
+@pytest.mark.parametrize(("ahead", "calls"), [(1, 3), (1, 37), (1, 75), (2, 20), (2, 52), (2, 100)])
+def test_a_run_killed_anywhere_resumes_to_the_same_bytes(tmp_path: Path, whole: Any, ahead: int, calls: int) -> None:
     with pytest.raises(Killed):
         train(tmp_path / "run", config(ahead), dies_after=calls)
     train(tmp_path / "run", config(ahead), resume=True)
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert run_files(tmp_path / "run") == whole[ahead]
 
 
-def test_a_checkpoint_holds_the_batches_collected_ahead_under_its_hashes(tmp_path: Path) -> None:
+def test_a_checkpoint_contains_the_batches_collected_ahead_under_its_hashes(tmp_path: Path) -> None:
     train(tmp_path / "run", config(2, save_steps=3, save_total_limit=9))
     saved = tmp_path / "run" / "checkpoints" / "step-000003"
     ahead = sorted(file.name for file in (saved / "ahead").iterdir())
@@ -192,8 +185,8 @@ def test_a_checkpoint_holds_the_batches_collected_ahead_under_its_hashes(tmp_pat
         verify(saved)
 
 
-def test_without_ahead_nothing_is_kept_in_a_checkpoint(tmp_path: Path) -> None:
-    finished, _ = train(tmp_path / "run", config(0))
+def test_a_checkpoint_of_an_on_policy_run_contains_no_batch(tmp_path: Path) -> None:
+    finished = train(tmp_path / "run", config(0))
     assert list((tmp_path / "run" / "checkpoints").glob("*/ahead")) == []
     assert verify(finished.checkpoint).state.keys() == {"curriculum", "silent", "skipped"}
 
@@ -201,50 +194,39 @@ def test_without_ahead_nothing_is_kept_in_a_checkpoint(tmp_path: Path) -> None:
 class Interrupted(NumberedSource):
     """A scheduler ends the run while the batch of the fourth step is drawn."""
 
-    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+    def problems(self, *, step: int, **options: Any) -> list[Problem]:
         if step == 3:  # counted from 0
             signal.raise_signal(signal.SIGTERM)
-        return super().problems(step=step, count=count, round=round, size=size)
+        return super().problems(step=step, **options)
 
 
-def test_an_interrupted_run_keeps_what_was_collected_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+def test_an_interrupted_run_saves_the_collected_batch_and_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     settings = config(1, save_steps=STEPS, save_total_limit=1)
     train(tmp_path / "whole", settings)
-    finished, _ = train(tmp_path / "run", settings, source=Interrupted())
+    finished = train(tmp_path / "run", settings, source=Interrupted())
     assert (finished.step, finished.interrupted) == (3, True)
     assert (finished.checkpoint / "ahead" / "step-000004.jsonl.zst").exists()
     train(tmp_path / "run", settings, resume=True)
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert run_files(tmp_path / "run") == run_files(tmp_path / "whole")
 
 
-class OutFor:
-    """A judge that is down for the problems of one step."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
+class DownInStep6(YesGrader):
     def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-        if problem.id.startswith(f"p{self._step - 1}-"):
-            return Grade(None, "connection refused")
-        return Grade(float(trajectory.answer == "yes"))
+        return Grade(None, "connection refused") if problem.id.startswith("p5-") else super().grade(problem, trajectory)
 
 
-class Up(OutFor):
-    def __init__(self) -> None:
-        super().__init__(-1)
-
-
-def test_a_batch_that_can_not_be_graded_ends_the_run_and_a_resume_collects_it_again(tmp_path: Path) -> None:
-    settings = config(1)
-    train(tmp_path / "whole", settings, grader=Up())
+def test_a_batch_without_grades_ends_the_run_and_a_resume_collects_it_again(tmp_path: Path, whole: Any) -> None:
     with pytest.raises(RunError, match="step 6: no episode has a grade"):
-        train(tmp_path / "run", settings, grader=OutFor(6))
+        train(tmp_path / "run", config(1), grader=DownInStep6())
     assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
-    train(tmp_path / "run", settings, resume=True, grader=Up())
-    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    train(tmp_path / "run", config(1), resume=True)
+    assert run_files(tmp_path / "run") == whole[1]
 
 
-def test_evaluations_measure_the_weights_just_learnt_with_nothing_in_flight(tmp_path: Path) -> None:
+# ---- Evaluations, errors, settings ---------------------------------------------------------------------------
+
+
+def test_evaluations_measure_the_newest_weights_with_no_request_in_flight(tmp_path: Path) -> None:
     sampler = PublishedSampler()
     measured: list[tuple[int, int]] = []
 
@@ -260,7 +242,7 @@ def test_evaluations_measure_the_weights_just_learnt_with_nothing_in_flight(tmp_
     assert measured == [(2, 2), (4, 4), (6, 6), (8, 8)]
 
 
-def test_an_error_while_learning_ends_the_collection_beside_it(tmp_path: Path) -> None:
+def test_an_error_of_the_learner_ends_the_concurrent_collection(tmp_path: Path) -> None:
     class Breaks(PublishingLearner):
         async def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
             await asyncio.sleep(0)
@@ -275,17 +257,20 @@ def test_an_error_while_learning_ends_the_collection_beside_it(tmp_path: Path) -
     asyncio.run(trained())
 
 
-def test_more_steps_for_a_run_that_collects_ahead_are_warned_of() -> None:
-    assert [change.verdict for change in changes(config(1), config(1, max_steps=9))] == ["warned"]
-    assert [change.verdict for change in changes(config(0), config(0, max_steps=9))] == ["allowed"]
-    assert [change.verdict for change in changes(config(0), config(1))] == ["refused"]
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (config(1), config(1, max_steps=9), "warned"),
+        (config(0), config(0, max_steps=9), "allowed"),
+        (config(0), config(1), "refused"),
+    ],
+)
+def test_changes_at_a_resume(before: RunConfig, after: RunConfig, verdict: str) -> None:
+    assert [change.verdict for change in changes(before, after)] == [verdict]
 
 
-def test_recomputed_ratios_without_importance_weights_are_refused_for_stale_samples() -> None:
-    values = config(1).model_dump(mode="json")
-    with pytest.raises(
-        ValidationError,
-        match=r"train.max_off_policy_steps=1 trains on samples of older weights.*loss.importance_sampling_cap",
-    ):
-        RunConfig.model_validate({**values, "loss": {"old_logprobs": "recompute"}})
-    RunConfig.model_validate({**values, "loss": {"old_logprobs": "recompute", "importance_sampling_cap": 2.0}})
+def test_stale_samples_with_recomputed_ratios_need_importance_weights() -> None:
+    reason = r"train.max_off_policy_steps=1 trains on samples of older weights.*loss.importance_sampling_cap"
+    with pytest.raises(ValidationError, match=reason):
+        changed(config(1), loss={"old_logprobs": "recompute"})
+    changed(config(1), loss={"old_logprobs": "recompute", "importance_sampling_cap": 2.0})
