@@ -1,4 +1,4 @@
-"""What `grounded=close` keeps: units that a source says in other words."""
+"""The rule `grounded=close`: units that a source states in other words."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ Northgate Bridge crosses the river Orr in the United States. It is 1,200 metres 
 between 1941–45. Rick Roe defeated Sam Poe there on the third day. Anna Hill is the mother of Lea Hill."""
 
 
+LONG = (
+    " of the old stone bridge over the river near the town that was sold by the king to the bishop for ten gold coins."
+)
+
+
 @pytest.mark.parametrize(
     "unit",
     [
@@ -50,12 +55,12 @@ between 1941–45. Rick Roe defeated Sam Poe there on the third day. Anna Hill i
         "Ada Lorne was a Chilean screenwriter. Northgate Bridge crosses the river Orr.",
     ],
 )
-def test_what_a_source_says_in_other_words_stays(unit: str) -> None:
+def test_a_unit_in_other_words_is_supported(unit: str) -> None:
     assert supported(unit, [SOURCE]) is None
 
 
 @pytest.mark.parametrize(
-    ("unit", "why"),
+    ("unit", "reason"),
     [
         ("Ada Lorne was a Peruvian film director.", "'peruvian'"),  # a name
         ("Omar Lorne was a Chilean film director.", "'omar'"),
@@ -78,15 +83,17 @@ def test_what_a_source_says_in_other_words_stays(unit: str) -> None:
         ("...", "no word"),
     ],
 )
-def test_what_a_source_does_not_say_is_dropped_with_a_reason(unit: str, why: str) -> None:
-    assert why in (supported(unit, [SOURCE]) or "kept")
+def test_an_unsupported_unit_is_dropped_with_a_reason(unit: str, reason: str) -> None:
+    assert reason in (supported(unit, [SOURCE]) or "supported")
     assert supported(unit, [SOURCE])
 
 
 @pytest.mark.parametrize(
-    ("source", "said", "unsaid"),
+    ("source", "stated", "other"),
     [
-        (  # a value in the place of another one of its sentence
+        # A value stays with its neighbours.
+        # a value in the place of another one of its sentence
+        (
             "The school opened in 1894 and was closed in 1908.",
             "Closed in 1908, the school opened in 1894.",
             "The school opened in 1908 and was closed in 1908.",
@@ -96,12 +103,14 @@ def test_what_a_source_does_not_say_is_dropped_with_a_reason(unit: str, why: str
             "The school was opened by Anna and was closed by Omar.",
             "The school was opened by Omar and closed by Omar.",
         ),
-        (  # a name may replace a pronoun, a number may not
+        # a name may replace a pronoun, a number may not
+        (
             "In 1998, Anna Hill met Omar when she was in Rome.",
             "In 1998, Anna Hill met Omar when Anna Hill was in Rome.",
             "In 1998, Anna Hill met Omar when 1998 was in Rome.",
         ),
-        (  # two exchanged
+        # two exchanged
+        (
             "Anna (1930-1999) sold figs in Rome.",
             "In Rome, Anna (1930-1999) sold figs.",
             "Anna (1999-1930) sold figs in Rome.",
@@ -124,16 +133,7 @@ def test_what_a_source_does_not_say_is_dropped_with_a_reason(unit: str, why: str
         ("It was -5 degrees there.", "There it was −5 degrees.", "It was 5 degrees there."),
         ("There, x = 3 < 4 holds.", "x = 3 < 4 holds there.", "There, x = 3 > 4 holds."),
         ("It sold 10⁶ units in Rome.", "In Rome, it sold 10^6 units.", "It sold 106 units in Rome."),
-    ],
-)
-def test_a_value_stays_with_its_neighbours(source: str, said: str, unsaid: str) -> None:
-    assert supported(said, [source]) is None
-    assert supported(unsaid, [source])
-
-
-@pytest.mark.parametrize(
-    ("source", "said", "unsaid"),
-    [
+        # A number is one token in other words, too.
         ("The rate is 1.5 there.", "There, the rate is 1.50.", "There, the rate is 1."),
         ("It is 9.5 km to Rome.", "To Rome, it is 9.5 kilometres.", "To Rome, it is 9.5."),
         ("Anna paid $5 in Rome.", "In Rome, Anna paid 5 dollars.", "In Rome, Anna paid 5."),
@@ -144,15 +144,38 @@ def test_a_value_stays_with_its_neighbours(source: str, said: str, unsaid: str) 
         ("Anna left for Rome on 2010-05-12.", "On 12 May 2010, Anna left for Rome.", "In 2010, Anna left for Rome."),
         ("The train leaves Rome at 10:30.", "At 10:30 the train leaves Rome.", "At 10 the train leaves Rome."),
         ("There, 10⁶ units were sold.", "10^6 units were sold there.", "10 units were sold there."),
+        # No share of words compensates for a modal verb or a quantifier.
+        *((f"There, Anna {a} see a part{LONG}", f"Anna {a} see a part there{LONG}", f"There, Anna {b} see a part{LONG}")
+          for a, b in [("may", "must"), ("must", "may"), ("can", "should"), ("will", "would"), ("could", "might")]),
+        (f"It is one of the parts{LONG}", f"It was one of the parts{LONG}", f"It is the only one of the parts{LONG}"),
+        (f"There, some parts{LONG}", f"Some parts there{LONG}", f"There, all parts{LONG}"),
+        ("Anna could not see Rome.", "Anna couldn't see Rome.", "Anna could see Rome."),
+        ("Anna can't see Rome.", "Anna cannot see Rome.", "Anna must not see Rome."),
+        ("Then Will Roe ran to Rome in May.", "To Rome, Will Roe ran in May.", "To Rome, Roe must ran in May."),
+        # Scripts without spaces or capitals.
+        ("安娜住在罗马,她有3只猫。奥马尔在巴黎卖茶。", "安娜住在罗马。", "奥马尔住在罗马。"),
+        ("安娜住在罗马,她有3只猫。", "安娜住在罗马,她有３只猫。", "安娜住在罗马,她有5只猫。"),
+        ("王芳于1987年出生在上海。", "1987年,王芳出生在上海。", "1986年,王芳出生在上海。"),
+        ("他是一名医生。", "他是一名医生", "他不是一名医生。"),
+        ("アンナはローマに住んでいます。", "アンナはローマに住んでいます", "アンナはパリに住んでいます。"),
+        ("アンナは1987年に生まれた。オマルは茶を売る。", "アンナは1987年に生まれた", "オマルは1987年に生まれた。"),
+        ("안나는 로마에 산다. 오마르는 차를 판다.", "안나는 로마에 산다", "오마르는 로마에 산다."),
+        ("อันนาอาศัยอยู่ในกรุงโรม มีแมว 3 ตัว", "อันนาอาศัยอยู่ในกรุงโรม", "อันนาไม่อาศัยอยู่ในกรุงโรม"),
+        ("อันนาอยู่ในกรุงโรม มีแมว 3 ตัว", "มีแมว 3 ตัว อันนาอยู่ในกรุงโรม", "อันนาอยู่ในกรุงโรม มีแมว 5 ตัว"),
+        ("ولدت آنا في روما عام ١٩٨٧.", "ولدت آنا عام 1987 في روما", "ولدت آنا عام 1986 في روما"),
+        ("अन्ना रोम में रहती है।", "अन्ना रोम में रहती है", "उमर रोम में रहती है"),
+        ("Anna lebt in Zürich und verkauft Äpfel.", "Anna verkauft Äpfel.", "Anna verkauft Birnen."),
     ],
-)
-def test_a_number_is_one_token_in_other_words_too(source: str, said: str, unsaid: str) -> None:
-    assert supported(said, [source]) is None
-    assert supported(unsaid, [source])
+)  # fmt: skip
+def test_a_source_supports_its_statement_in_other_words_and_not_another_one(
+    source: str, stated: str, other: str
+) -> None:
+    assert supported(stated, [source]) is None
+    assert supported(other, [source])
 
 
 @pytest.mark.parametrize(
-    ("number", "same", "others"),
+    ("number", "same", "different"),
     [
         ("4:54 p.m.", "4:54 PM", ["4:54 a.m.", "4:54"]),
         ("4:54 a.m.", "4:54am", ["4:54 p.m.", "4:54"]),
@@ -181,42 +204,19 @@ def test_a_number_is_one_token_in_other_words_too(source: str, said: str, unsaid
         ("5", "5.0", ["5 m", "5 pm", "±5", "₹5", "5°"]),
     ],
 )
-def test_a_number_keeps_its_sign_its_currency_and_its_unit(number: str, same: str, others: list[str]) -> None:
+def test_a_number_includes_its_sign_its_currency_and_its_unit(number: str, same: str, different: list[str]) -> None:
     source = f"Omar runs. In Rome, the value {number} was read by Anna{LONG}"
     assert supported(f"The value {same} was read by Anna in Rome{LONG}", [source]) is None
-    for other in others:
+    for other in different:
         assert supported(f"The value {other} was read by Anna in Rome{LONG}", [source])
 
 
 @pytest.mark.parametrize(
-    "said", ["In Rome, I am 5.", "I ran a 5 in Rome.", "Since 1990 I am in Rome.", "In 1988 L.A. ran."]
+    "text", ["In Rome, I am 5.", "I ran a 5 in Rome.", "Since 1990 I am in Rome.", "In 1988 L.A. ran."]
 )
-def test_words_of_one_letter_are_no_units_elsewhere(said: str) -> None:
-    assert not {"metre", "gram", "litre", "am"} & {
-        word for one in worded(said) for word, kind in zip(one.exact, one.kinds, strict=True) if kind
-    }
-
-
-LONG = (
-    " of the old stone bridge over the river near the town that was sold by the king to the bishop for ten gold coins."
-)
-
-
-@pytest.mark.parametrize(
-    ("source", "said", "unsaid"),
-    [
-        *((f"There, Anna {a} see a part{LONG}", f"Anna {a} see a part there{LONG}", f"There, Anna {b} see a part{LONG}")
-          for a, b in [("may", "must"), ("must", "may"), ("can", "should"), ("will", "would"), ("could", "might")]),
-        (f"It is one of the parts{LONG}", f"It was one of the parts{LONG}", f"It is the only one of the parts{LONG}"),
-        (f"There, some parts{LONG}", f"Some parts there{LONG}", f"There, all parts{LONG}"),
-        ("Anna could not see Rome.", "Anna couldn't see Rome.", "Anna could see Rome."),
-        ("Anna can't see Rome.", "Anna cannot see Rome.", "Anna must not see Rome."),
-        ("Then Will Roe ran to Rome in May.", "To Rome, Will Roe ran in May.", "To Rome, Roe must ran in May."),
-    ],
-)  # fmt: skip
-def test_no_share_of_words_makes_up_for_a_modal_verb_or_a_quantifier(source: str, said: str, unsaid: str) -> None:
-    assert supported(said, [source]) is None
-    assert supported(unsaid, [source])
+def test_words_of_one_letter_are_units_only_after_a_number(text: str) -> None:
+    words = {word for one in worded(text) for word, kind in zip(one.exact, one.kinds, strict=True) if kind}
+    assert not {"metre", "gram", "litre", "am"} & words
 
 
 @pytest.mark.parametrize(
@@ -246,29 +246,7 @@ def test_one_letter_or_three_abbreviate_a_name_and_two_do_not(short: str, stays:
     assert (supported(f"In Rome, Ada {short} Lorne ran.", ["Ada Theodore Lorne ran in Rome."]) is None) == stays
 
 
-@pytest.mark.parametrize(
-    ("source", "said", "unsaid"),
-    [
-        ("安娜住在罗马,她有3只猫。奥马尔在巴黎卖茶。", "安娜住在罗马。", "奥马尔住在罗马。"),
-        ("安娜住在罗马,她有3只猫。", "安娜住在罗马,她有３只猫。", "安娜住在罗马,她有5只猫。"),
-        ("王芳于1987年出生在上海。", "1987年,王芳出生在上海。", "1986年,王芳出生在上海。"),
-        ("他是一名医生。", "他是一名医生", "他不是一名医生。"),
-        ("アンナはローマに住んでいます。", "アンナはローマに住んでいます", "アンナはパリに住んでいます。"),
-        ("アンナは1987年に生まれた。オマルは茶を売る。", "アンナは1987年に生まれた", "オマルは1987年に生まれた。"),
-        ("안나는 로마에 산다. 오마르는 차를 판다.", "안나는 로마에 산다", "오마르는 로마에 산다."),
-        ("อันนาอาศัยอยู่ในกรุงโรม มีแมว 3 ตัว", "อันนาอาศัยอยู่ในกรุงโรม", "อันนาไม่อาศัยอยู่ในกรุงโรม"),
-        ("อันนาอยู่ในกรุงโรม มีแมว 3 ตัว", "มีแมว 3 ตัว อันนาอยู่ในกรุงโรม", "อันนาอยู่ในกรุงโรม มีแมว 5 ตัว"),
-        ("ولدت آنا في روما عام ١٩٨٧.", "ولدت آنا عام 1987 في روما", "ولدت آنا عام 1986 في روما"),
-        ("अन्ना रोम में रहती है।", "अन्ना रोम में रहती है", "उमर रोम में रहती है"),
-        ("Anna lebt in Zürich und verkauft Äpfel.", "Anna verkauft Äpfel.", "Anna verkauft Birnen."),
-    ],
-)  # fmt: skip
-def test_scripts_without_spaces_or_capitals(source: str, said: str, unsaid: str) -> None:
-    assert supported(said, [source]) is None
-    assert supported(unsaid, [source])
-
-
-def test_one_source_must_say_all_of_a_unit() -> None:
+def test_one_source_must_support_all_of_a_unit() -> None:
     assert supported("Anna Hill sells figs.", ["Anna Hill sells tea.", "Omar sells figs."])
     assert supported("Anna Hill sells tea.", ["Omar sells figs.", "Tea is sold by Anna Hill."]) is None
 
@@ -279,22 +257,22 @@ def test_candidates_that_share_as_many_words_are_in_the_order_of_the_source() ->
     assert grounded._candidates(UnitWords.of(" ".join(reversed(words))), source) == [0, 1, 2, 3]
 
 
-def test_a_reply_is_sifted_by_it_as_ids_that_were_sampled() -> None:
+def test_the_supported_part_of_a_reply_is_sampled_ids() -> None:
     codec = base_codec()
-    said, unsaid = " In Rome, Anna sold figs.", " In Rome, Omar sold figs."
-    ids = codec.encode(said + unsaid)
+    supported_, other = " In Rome, Anna sold figs.", " In Rome, Omar sold figs."
+    ids = codec.encode(supported_ + other)
     sifted = sift(ids, [codec.encode("Anna sells figs in Rome. Omar sells tea.")], codec, GroundedRule("close"))
-    assert codec.decode(sifted.ids) == said
+    assert codec.decode(sifted.ids) == supported_
     assert sifted.ids == ids[: len(sifted.ids)]
-    assert [unit for unit, _ in sifted.dropped] == [unsaid.strip()]
+    assert [unit for unit, _ in sifted.dropped] == [other.strip()]
 
 
 TEXT = st.text(st.sampled_from("aAbB .,!?\n\"'1290-–不罗马アは가ไม่éßU.S"), max_size=60)
 
 
 @given(TEXT, TEXT, TEXT)
-@settings(max_examples=150)
-def test_what_occurs_in_a_source_stays_and_nothing_raises(before: str, unit: str, after: str) -> None:
+@settings(max_examples=50)
+def test_a_quotation_of_a_source_is_supported_and_nothing_raises(before: str, unit: str, after: str) -> None:
     if any(letter.isalnum() for letter in unit):
         assert supported(unit, [f"{before} {unit} {after}"]) is None
     supported(unit, [before, after])
@@ -302,24 +280,24 @@ def test_what_occurs_in_a_source_stays_and_nothing_raises(before: str, unit: str
 
 @pytest.mark.parametrize(
     "piece",
-    ["a ", "A ", "A. ", "a", "罗", "ア", "No ", "1 ", "1,", "!", "? ", '"', "'s ", "and ", "A and ", "; ", "Anna "],
+    ["a ", "A. ", "a", "罗", "No ", "1 ", "1,", "!", '"', "'s ", "and ", "A and ", "; ", "Anna "],
 )  # fmt: skip
-def test_a_hostile_text_costs_a_bounded_number_of_looks(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = piece * (100_000 // len(piece))
+def test_a_hostile_text_costs_a_bounded_number_of_comparisons(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = piece * (12_000 // len(piece))
     sentences = worded(source)
     assert sum(map(len, sentences)) <= 2 * len(source)
     assert all(len(sentence) <= 3 * LONGEST for sentence in sentences)
-    looks = 0
+    comparisons = 0
 
     class Counted(Match):
         def fault(self, threshold: float) -> object:  # type: ignore[override]
-            nonlocal looks
-            looks += 1
+            nonlocal comparisons
+            comparisons += 1
             return super().fault(threshold)
 
     monkeypatch.setattr(grounded, "Match", Counted)
     supported(f"{piece * 400} Zeno of Elea", [source])
-    assert looks <= 6 * grounded.CANDIDATES * (1 + 2 * grounded.SPLITS)
+    assert comparisons <= 6 * grounded.CANDIDATES * (1 + 2 * grounded.SPLITS)
 
 
 def test_a_source_is_read_once() -> None:
@@ -330,7 +308,7 @@ def test_a_source_is_read_once() -> None:
 
 
 def benchmark() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "grounded_close.py"
+    path = Path(__file__).resolve().parents[3] / "benchmarks" / "grounded_close.py"
     spec = importlib.util.spec_from_file_location("grounded_close", path)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""Looking up earlier memories: figures worked by hand, ties, the least similarity, and what a recall costs."""
+"""Look-up of earlier memories: similarities by hand, ties, the minimum, and the cost of a recall."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ BY_HAND = {
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_similarities_by_hand(name: Any) -> None:
     scores = filled(name)._scores(Counter(words("Bob's tea")))
-    assert [scores.get(place, 0.0) for place in range(3)] == pytest.approx(BY_HAND[name])
+    assert [scores.get(index, 0.0) for index in range(3)] == pytest.approx(BY_HAND[name])
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
@@ -76,7 +76,7 @@ def test_nothing_is_recalled_where_nothing_is_similar(name: Any) -> None:
     assert history.look_up("Bob") == MemoryHit(0, 0.0)
 
 
-def test_a_minimum_is_exceeded_not_met() -> None:
+def test_a_similarity_must_exceed_the_minimum() -> None:
     history = MemoryHistory(RETRIEVERS["words"](), 0.5)
     history.add(0, [], "Bob drinks tea.")
     assert history.look_up("Bob Ann") is None
@@ -84,14 +84,13 @@ def test_a_minimum_is_exceeded_not_met() -> None:
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
-def test_a_recall_among_ten_thousand_memories_looks_at_each_a_few_times_at_most(name: Any) -> None:
-    """Measured on one busy core: 0.1 to 2 ms, `tfidf` 40."""
+def test_a_recall_among_2000_memories_looks_at_each_a_few_times(name: Any) -> None:
     rng = random.Random(0)
-    vocabulary = [f"word{i}" for i in range(2000)]
-    index = filled(name, [" ".join(rng.choices(vocabulary, k=40)) for _ in range(10_000)])
+    vocabulary = [f"word{i}" for i in range(400)]
+    index = filled(name, [" ".join(rng.choices(vocabulary, k=40)) for _ in range(2000)])
     index.add("the needle word1 word2 word3")
     hits: list[MemoryHit | None] = []
     calls = calls_of(lambda: hits.append(index.best("the needle word1 word2 word3")))
-    assert calls < 50_000
+    assert calls < 10_000
     assert hits[0] is not None
-    assert hits[0].place == 10_000
+    assert hits[0].place == 2000
