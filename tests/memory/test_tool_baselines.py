@@ -1,4 +1,4 @@
-"""The baselines of the pruning agent: the last tokens of the tool history, and a summary of it."""
+"""Baselines of the pruning agent: the last tokens of the tool history, and a summary of it."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from support.agents import FACTS, PASSAGES, SMALL, base_codec, events, family_co
 from support.trained_once import trained_once
 
 NAMES = ("Alice", "Bob", "Carol", "David", "Emma")
+SEARCHES = [search(name) for name in NAMES]
 
 
 def exchange_tokens(fact: str, name: str, result_id: str) -> int:
-    """By hand: a call, the stop token, the result between its marks, the model's next turn to speak."""
+    """A call, the stop token, the result between its marks, and the header of the next reply."""
     codec = base_codec()
     text = f"{search(name)}<|im_end|>\n<|im_start|>tool\n[{result_id}] {fact}<|im_end|>\n<|im_start|>assistant\n"
     return len(codec.encode_trusted(text))
 
 
-def test_the_oldest_replies_leave_with_their_results_and_the_question_stays() -> None:
+def test_the_oldest_replies_are_dropped_with_their_results() -> None:
     agent = ToolWindowPolicy(**SMALL)
     ids = ids_of(agent, 5)
     lengths = [exchange_tokens(fact, name, one) for fact, name, one in zip(FACTS, NAMES, ids, strict=True)]
     window = sum(lengths[2:4])  # at the fourth turn the second and third call fit only if they are shorter
-    trajectory, script = played(ToolWindowPolicy(window_tokens=window, **SMALL), [search(name) for name in NAMES])
+    trajectory, script = played(ToolWindowPolicy(window_tokens=window, **SMALL), SEARCHES)
     for number in range(1, 6):
         text, total = script.text(number), 0
         shown = [fact in text for fact in FACTS[:number]]
@@ -40,27 +41,19 @@ def test_the_oldest_replies_leave_with_their_results_and_the_question_stays() ->
             expected.insert(0, total <= window or not expected)
         assert shown == expected
         assert "Problem: What does Alice drink?" in text
-    assert sum(event.detail["exchanges"] for event in events(trajectory, "window")) == script_dropped(script.text(5))
+    dropped = sum(fact not in script.text(5) for fact in FACTS)
+    assert sum(event.detail["exchanges"] for event in events(trajectory, "window")) == dropped
     trained_once(trajectory)
 
 
-def script_dropped(text: str) -> int:
-    return sum(fact not in text for fact in FACTS)
-
-
-def test_a_wide_window_is_the_plain_agent() -> None:
-    replies = [search(name) for name in NAMES]
-    wide = played(ToolWindowPolicy(window_tokens=1200, **SMALL), replies)[1].prompts
-    assert wide == played(PrunePolicy(prune=False, **SMALL), replies)[1].prompts
-
-
-def test_the_latest_results_stay_even_beyond_the_window() -> None:
-    _, script = played(ToolWindowPolicy(window_tokens=1, **SMALL), [search(name) for name in NAMES])
+def test_a_wide_window_is_the_plain_agent_and_a_narrow_one_shows_the_latest_results() -> None:
+    wide = played(ToolWindowPolicy(window_tokens=1200, **SMALL), SEARCHES)[1].prompts
+    assert wide == played(PrunePolicy(prune=False, **SMALL), SEARCHES)[1].prompts
+    _, script = played(ToolWindowPolicy(window_tokens=1, **SMALL), SEARCHES)
     assert [fact in script.text(5) for fact in FACTS] == [False] * 4 + [True]
 
 
-def test_a_window_that_fills_the_context_is_refused_at_load() -> None:
-    """It would never move: the context is full before it is."""
+def test_a_window_that_fills_the_context_is_rejected() -> None:
     codec = base_codec()
     room = 1500 - len(codec.encode_trusted(played(ToolWindowPolicy(window_tokens=1, **SMALL), [])[1].text(0)))
     ToolWindowPolicy(window_tokens=room - 1, **SMALL).admit(world(), codec)
@@ -74,19 +67,19 @@ def summary_policy(**options: Any) -> SummaryPolicy:
 
 
 def until_full(prompt: str) -> str:
-    """Searches, and sums up when it is told to."""
+    """Searches, and summarises on request."""
     if prompt.rstrip().endswith("Update the memory.<|im_end|>\n<|im_start|>assistant"):
         return f" {FACTS[0]}"
     return search(NAMES[prompt.count("<|im_start|>tool") % 5])
 
 
-def test_a_full_context_gives_way_to_the_question_and_a_summary_of_it() -> None:
+def test_a_full_context_is_replaced_by_the_question_and_a_summary() -> None:
     trajectory, script = played(summary_policy(), [until_full] * 12)
     names = [turn.name for turn in trajectory.turns]
     at = names.index("summarise")
     assert names[:at] == ["act"] * at
-    before, asked, after = script.text(at - 1), script.text(at), script.text(at + 1)
-    assert asked.startswith(before)  # the request follows the history: the same segment
+    before, request, after = script.text(at - 1), script.text(at), script.text(at + 1)
+    assert request.startswith(before)  # the request follows the history: the same segment
     assert after == (
         "<|im_start|>user\nProblem: What does Alice drink?\nMemory: Alice drinks tea.\nTools: search<|im_end|>\n"
         "<|im_start|>assistant\n"
@@ -98,8 +91,7 @@ def test_a_full_context_gives_way_to_the_question_and_a_summary_of_it() -> None:
     trained_once(trajectory)
 
 
-def test_what_has_no_room_beside_the_request_is_left_out_of_the_summary() -> None:
-    """As the paper does always; the reply left out is trained where it was sampled."""
+def test_results_without_room_next_to_the_request_are_not_summarised() -> None:
     long = {"id": "0", "title": "", "text": "Alice " * 220}
     trajectory, script = played(
         summary_policy(context_tokens=330),
@@ -112,20 +104,16 @@ def test_what_has_no_room_beside_the_request_is_left_out_of_the_summary() -> Non
     trained_once(trajectory)
 
 
-def test_results_that_alone_fill_the_context_end_it() -> None:
+def test_results_that_fill_the_context_or_too_many_turns_end_the_episode() -> None:
     long = {"id": "0", "title": "", "text": "Alice " * 400}
     trajectory, _ = played(summary_policy(), [search("Alice")], world(passages=[long]))
-    assert trajectory.outcome is Outcome.OUT_OF_CONTEXT
-    assert [turn.name for turn in trajectory.turns] == ["act"]
-
-
-def test_a_summary_counts_as_a_turn() -> None:
+    assert (trajectory.outcome, [turn.name for turn in trajectory.turns]) == (Outcome.OUT_OF_CONTEXT, ["act"])
     trajectory, _ = played(summary_policy(max_turns=6), [until_full] * 20)
     assert trajectory.outcome is Outcome.OUT_OF_TURNS
-    assert len(trajectory.turns) <= 6
+    assert len(trajectory.turns) <= 6  # a summary counts as a turn
 
 
-def test_a_summary_that_would_leave_no_room_is_refused_at_load() -> None:
+def test_impossible_sizes_are_rejected() -> None:
     with pytest.raises(DataError, match=r"with a summary its prompt has \d+ tokens"):
         summary_policy(summary_tokens=250).admit(world(), base_codec())
     for wrong in (lambda: summary_policy(summary_tokens=0), lambda: ToolWindowPolicy(window_tokens=0, **SMALL)):
@@ -134,13 +122,13 @@ def test_a_summary_that_would_leave_no_room_is_refused_at_load() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen", "llama3", "mistral", "bare"])
-def test_a_summary_is_asked_for_in_every_template(family: str) -> None:
+def test_a_summary_can_be_requested_in_every_template(family: str) -> None:
     agent = SummaryPolicy(tools={"search": {"topk": 1}}, context_tokens=4000, turn_tokens=1500, summary_tokens=300)
     agent.admit(world(), family_codec(family))
 
 
 @pytest.mark.parametrize(
-    ("kind", "own"),
+    ("kind", "options"),
     [
         (PrunePolicy, {}),
         (PrunePolicy, {"tools": {"search": {"source": "document"}}}),
@@ -148,8 +136,8 @@ def test_a_summary_is_asked_for_in_every_template(family: str) -> None:
         (SummaryPolicy, {"summary_tokens": 64}),
     ],
 )
-def test_the_agents_keep_the_contract_of_policies(kind: type[Any], own: dict[str, Any]) -> None:
-    agent = kind(**{**SMALL, "turn_tokens": 64, "context_tokens": 600, **own})
+def test_the_agents_fulfil_the_contract_of_policies(kind: type[Any], options: dict[str, Any]) -> None:
+    agent = kind(**{**SMALL, "turn_tokens": 64, "context_tokens": 600, **options})
     findings = check_policy(agent, base_codec(), 600)
     assert [finding.message for finding in findings if not finding.passed] == []
     assert any("searches without end" in finding.name for finding in findings)

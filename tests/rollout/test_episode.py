@@ -189,9 +189,7 @@ async def times_out(problem: Problem, model: Model) -> Answered:
     raise TimeoutError("tool")
 
 
-@pytest.mark.parametrize(
-    ("run", "name"), [(waits_for_a_cancelled_task, "CancelledError"), (times_out, "TimeoutError")]
-)
+@pytest.mark.parametrize(("run", "name"), [(waits_for_a_cancelled_task, "CancelledError"), (times_out, "TimeoutError")])
 def test_a_cancellation_or_timeout_of_the_policy_is_an_ordinary_error(run: Any, name: str) -> None:
     trajectory = episode(policy=running(run), timeout_s=30)
     assert trajectory.outcome is Outcome.POLICY_FAILED

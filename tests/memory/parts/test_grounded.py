@@ -1,14 +1,13 @@
-"""What of a reply enters a memory that only its input may write."""
+"""Memories that contain only what their sources state."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.errors import ConfigError
@@ -27,10 +26,10 @@ VERBATIM = GroundedRule("verbatim")
 SECTION = "- Anna eats figs. Omar sells tea. It is 9.5 km to Rome."
 
 
-def kept(reply: str, *sources: str, rule: GroundedRule = VERBATIM, cut_off: bool = False) -> str:
+def sifted(reply: str, *sources: str, rule: GroundedRule = VERBATIM, cut_off: bool = False) -> str:
+    """The supported text of a reply."""
     codec = base_codec()
-    sifted = sift(codec.encode(reply), [codec.encode(each) for each in sources], codec, rule, cut_off=cut_off)
-    return codec.decode(sifted.ids)
+    return codec.decode(sift(codec.encode(reply), list(map(codec.encode, sources)), codec, rule, cut_off=cut_off).ids)
 
 
 @pytest.mark.parametrize(
@@ -51,39 +50,39 @@ def kept(reply: str, *sources: str, rule: GroundedRule = VERBATIM, cut_off: bool
         (" .", ""),
     ],
 )
-def test_units_stay_that_occur_in_a_source(reply: str, left: str) -> None:
-    assert kept(reply, SECTION).rstrip("\n") == left
+def test_units_that_occur_in_a_source_stay(reply: str, left: str) -> None:
+    assert sifted(reply, SECTION).rstrip("\n") == left
 
 
 def test_a_unit_may_come_from_any_source_but_not_from_two() -> None:
-    assert kept(" Lea runs. Omar sells tea.", SECTION, " Lea runs.") == " Lea runs. Omar sells tea."
-    assert kept(" Lea runs to Omar.", "Lea runs", "to Omar.") == ""
+    assert sifted(" Lea runs. Omar sells tea.", SECTION, " Lea runs.") == " Lea runs. Omar sells tea."
+    assert sifted(" Lea runs to Omar.", "Lea runs", "to Omar.") == ""
 
 
 @pytest.mark.parametrize(
-    ("unit", "left"), [("sentence", " Anna eats figs."), ("line", ""), ("item", "\n- Omar sells tea.")]
+    ("unit", "reply", "left"),
+    [
+        ("sentence", " Anna eats figs. Lea runs.", " Anna eats figs."),
+        ("line", " Anna eats figs. Lea runs.", ""),
+        ("item", "- Anna\nruns.\n- Omar sells tea.", "\n- Omar sells tea."),
+    ],
 )
-def test_the_unit_is_kept_or_dropped_whole(unit: Any, left: str) -> None:
-    reply = {
-        "sentence": " Anna eats figs. Lea runs.",
-        "line": " Anna eats figs. Lea runs.",
-        "item": "- Anna\nruns.\n- Omar sells tea.",
-    }[unit]
-    assert kept(reply, SECTION, rule=GroundedRule("verbatim", unit)) == left
+def test_a_unit_stays_or_is_dropped_as_a_whole(unit: Any, reply: str, left: str) -> None:
+    assert sifted(reply, SECTION, rule=GroundedRule("verbatim", unit)) == left
 
 
-def test_a_unit_that_the_budget_cut_off_is_dropped_and_a_whole_one_is_not() -> None:
-    assert kept(" Omar sells tea. It is 9.5 km", SECTION, cut_off=True) == " Omar sells tea."
-    assert kept(" Omar sells tea. It is 9.5 km", SECTION) == " Omar sells tea. It is 9.5 km"
-    assert kept(" Omar sells tea.", SECTION, cut_off=True) == " Omar sells tea."
+def test_a_unit_cut_off_by_the_budget_is_dropped() -> None:
+    assert sifted(" Omar sells tea. It is 9.5 km", SECTION, cut_off=True) == " Omar sells tea."
+    assert sifted(" Omar sells tea. It is 9.5 km", SECTION) == " Omar sells tea. It is 9.5 km"
+    assert sifted(" Omar sells tea.", SECTION, cut_off=True) == " Omar sells tea."
 
 
 @pytest.mark.parametrize("reply", [" It is 9.", " It costs $1.", " Anna was born in 1990.", " السعر ١."])
-def test_a_number_that_the_budget_may_have_cut_is_no_end(reply: str) -> None:
-    assert kept(f" Omar sells tea.{reply}", SECTION, reply, cut_off=True) == " Omar sells tea."
-    assert kept(f" Omar sells tea.{reply}", SECTION, reply) == f" Omar sells tea.{reply}"
+def test_a_last_number_that_the_budget_may_have_cut_is_dropped(reply: str) -> None:
+    assert sifted(f" Omar sells tea.{reply}", SECTION, reply, cut_off=True) == " Omar sells tea."
+    assert sifted(f" Omar sells tea.{reply}", SECTION, reply) == f" Omar sells tea.{reply}"
     quoted = reply.replace(".", ".)")
-    assert kept(f" Omar sells tea.{quoted}", SECTION, quoted, cut_off=True) == f" Omar sells tea.{quoted}"
+    assert sifted(f" Omar sells tea.{quoted}", SECTION, quoted, cut_off=True) == f" Omar sells tea.{quoted}"
 
 
 MODES = tuple(map(GroundedRule, ("verbatim", "close")))
@@ -150,14 +149,14 @@ def test_a_unit_that_cuts_a_number_is_dropped(source: str, cut: str, rule: Groun
         ("The B-52 flew.", "The B-52 flew."),
     ],
 )
-def test_a_whole_number_at_the_edge_of_a_unit_is_supported(source: str, unit: str, rule: GroundedRule) -> None:
+def test_a_complete_number_at_the_edge_of_a_unit_is_supported(source: str, unit: str, rule: GroundedRule) -> None:
     assert unsupported([unit], [source], rule) == [None]
 
 
-def test_the_sign_of_a_number_is_no_list_mark() -> None:
+def test_the_sign_of_a_number_is_not_a_list_mark() -> None:
     reply = "- Anna ran.\n-5 degrees were measured."
-    assert kept(reply, reply) == reply
-    assert kept(reply, "- Anna ran.\n5 degrees were measured.") == "- Anna ran."
+    assert sifted(reply, reply) == reply
+    assert sifted(reply, "- Anna ran.\n5 degrees were measured.") == "- Anna ran."
 
 
 DIGIT = st.sampled_from("123456789٣५７")
@@ -176,53 +175,42 @@ def numbers(draw: st.DrawFn) -> str:
     return draw(st.sampled_from(forms))
 
 
+@settings(max_examples=50)
 @given(numbers(), st.data(), st.sampled_from(MODES), st.booleans())
-def test_no_cut_inside_a_number_is_ever_kept(number: str, data: st.DataObject, rule: GroundedRule, stop: bool) -> None:
+def test_a_cut_inside_a_number_is_never_supported(number: str, data: Any, rule: GroundedRule, stop: bool) -> None:
     source = f"In Oslo the value {number} was read by Anna."
     inside = [i for i in range(1, len(number)) if not (number[i - 1].isalpha() and number[i].isalpha())]
     at = source.index(number) + data.draw(st.sampled_from(inside))
-    parts = (source[:at].strip() + "." * stop, source[at:].strip())
+    halves = (source[:at].strip() + "." * stop, source[at:].strip())
     assert unsupported([source], [source], rule) == [None]
-    assert None not in unsupported(parts, [source, f"It rained. {source}"], rule)
+    assert None not in unsupported(halves, [source, f"It rained. {source}"], rule)
 
 
 def test_sentences_of_scripts_without_spaces_are_units() -> None:
     codec = family_codec("qwen")
-    section = "- 安娜住在罗马。奥马尔卖茶。"
-    reply = codec.encode("安娜住在罗马。奥马尔卖丝。")
-    sifted = sift(reply, [codec.encode(section)], codec, VERBATIM)
-    assert codec.decode(sifted.ids) == "安娜住在罗马。"
-    assert sifted.dropped == (("奥马尔卖丝。", "no sentence of the prompt supports it"),)
+    made = sift(
+        codec.encode("安娜住在罗马。奥马尔卖丝。"), [codec.encode("- 安娜住在罗马。奥马尔卖茶。")], codec, VERBATIM
+    )
+    assert codec.decode(made.ids) == "安娜住在罗马。"
+    assert made.dropped == (("奥马尔卖丝。", "no sentence of the prompt supports it"),)
 
 
 WORDS = ("Anna", "Omar", "eats", "figs", "tea", "runs", "9.5")
+SENTENCES = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join), max_size=5)
 
 
-@given(
-    st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=4), max_size=5),
-    st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=4), max_size=5),
-)
-def test_what_stays_is_a_part_of_the_sampled_ids_in_order_and_each_of_its_sentences_is_in_the_source(
-    said: list[list[str]], source: list[list[str]]
-) -> None:
+@settings(max_examples=50)
+@given(SENTENCES, SENTENCES)
+def test_the_supported_ids_are_sampled_ids_of_the_sentences_in_the_source(reply: list[str], source: list[str]) -> None:
     codec = base_codec()
-    reply, section = ("".join(f" {' '.join(words)}." for words in each) for each in (said, source))
-    ids = codec.encode(reply)
-    sifted = sift(ids, [codec.encode(section)], codec, VERBATIM)
+    ids, section = (codec.encode("".join(f" {text}." for text in texts)) for texts in (reply, source))
+    made = sift(ids, [section], codec, VERBATIM)
     rest = iter(ids)
-    assert all(i in rest for i in sifted.ids)  # a subsequence
-    wanted = [f" {' '.join(words)}." for words in said if plain(" ".join(words)) in spoken(source)]
-    assert codec.decode(sifted.ids) == "".join(wanted)
-    assert len(sifted.dropped) == len(said) - len(wanted)
-
-
-def plain(text: str) -> str:
-    return f" {text.lower()}."
-
-
-def spoken(source: list[list[str]]) -> str:
-    """Without the rule's functions: a sentence of whole words, after a space."""
-    return " ".join(plain(" ".join(words)) for words in source).replace(".  ", ". ")
+    assert all(i in rest for i in made.ids)  # a subsequence
+    stated = "".join(f" {text.lower()}." for text in source)  # a sentence of complete words, after a space
+    wanted = [f" {text}." for text in reply if f" {text.lower()}." in stated]
+    assert codec.decode(made.ids) == "".join(wanted)
+    assert len(made.dropped) == len(reply) - len(wanted)
 
 
 SMALL: dict[str, Any] = {
@@ -239,85 +227,76 @@ class Scripted(ScriptedModel):
         self.events.append(what)
 
 
-def play(policy: Any, codec: Any, said: Any) -> Scripted:
-    model = Scripted(codec, said, max_context=512)
+def play(policy: Any, codec: Any, *texts: str) -> Scripted:
+    """The model after an episode in which it gives these replies."""
+    replies = iter(texts)
+    model = Scripted(codec, lambda _, limit: [*codec.encode(next(replies, "x")), 2][:limit], max_context=512)
     asyncio.run(model.play(policy, Problem("p", "What is the color?", ("x",), DOCUMENT)))
     return model
 
 
-def replies(codec: Any, *texts: str) -> Any:
-    said = iter(texts)
-    return lambda prompt, limit: [*codec.encode(next(said, "x")), 2][:limit]
-
-
 @pytest.mark.parametrize("policy", [OverwritePolicy, RetrievalPolicy])
-def test_a_rejected_reply_leaves_the_memory_as_it_was(policy: Any, tiny_codec: Any) -> None:
+def test_a_rejected_reply_leaves_the_memory_unchanged(policy: Any, tiny_codec: Any) -> None:
     first = " Anna eats figs."
-    said = replies(tiny_codec, first, " Anna eats tea.", "", " Omar eats figs.")
-    model = play(policy(**SMALL, grounded="verbatim"), tiny_codec, said)
-    memory = tiny_codec.encode(first)
+    model = play(policy(**SMALL, grounded="verbatim"), tiny_codec, first, " Anna eats tea.", "", " Omar eats figs.")
+    memory = tuple(tiny_codec.encode(first))
     for prompt in model.prompts[1:]:
-        assert contains(prompt, memory)
+        assert any(tuple(prompt[at : at + len(memory)]) == memory for at in range(len(prompt)))
     kinds = [type(event) for event in model.events]
     assert kinds.count(MemoryUngrounded) >= 2
     assert EmptyMemoryKept in kinds
 
 
-def contains(prompt: Sequence[int], part: Sequence[int]) -> bool:
-    return any(list(prompt[at : at + len(part)]) == list(part) for at in range(len(prompt)))
+@pytest.mark.parametrize(
+    ("rule", "reply", "events"),
+    [("off", " Lea runs.", False), ("verbatim", " What is the color of the sky?", True)],  # the question is no source
+)
+def test_an_unsupported_memory_is_an_event_under_the_rule(rule: Any, reply: str, events: bool, tiny_codec: Any) -> None:
+    model = play(OverwritePolicy(**SMALL, grounded=rule), tiny_codec, reply)
+    assert any(isinstance(event, MemoryUngrounded) for event in model.events) is events
 
 
-def test_without_the_option_events_and_notes_are_those_of_before(tiny_codec: Any) -> None:
-    model = play(OverwritePolicy(**SMALL), tiny_codec, replies(tiny_codec, " Lea runs."))
-    assert not [event for event in model.events if isinstance(event, MemoryUngrounded)]
+def test_the_text_between_tags_is_sifted_and_the_event_contains_the_memory(tiny_codec: Any) -> None:
+    policy = RecallPolicy(**SMALL, grounded="verbatim", reply_tokens=80)
+    texts = ("<update> Anna eats figs. Lea runs.</update>", "<update> Lea runs.</update>")
+    written = [event for event in play(policy, tiny_codec, *texts).events if isinstance(event, MemoryWritten)]
+    assert [(event.text, event.changed) for event in written[:2]] == [
+        (" Anna eats figs.", True),
+        (" Anna eats figs.", False),
+    ]
 
 
-def test_what_tags_hold_is_sifted_and_the_event_says_what_the_memory_is(tiny_codec: Any) -> None:
-    said = replies(tiny_codec, "<update> Anna eats figs. Lea runs.</update>", "<update> Lea runs.</update>")
-    model = play(RecallPolicy(**SMALL, grounded="verbatim", reply_tokens=80), tiny_codec, said)
-    written = [event for event in model.events if isinstance(event, MemoryWritten)]
-    assert [event.text for event in written[:2]] == [" Anna eats figs."] * 2
-    assert [event.changed for event in written[:2]] == [True, False]
-
-
-def test_the_question_is_no_source(tiny_codec: Any) -> None:
-    codec = tiny_codec
-    policy = OverwritePolicy(**SMALL, grounded="verbatim")
-    model = play(policy, codec, replies(codec, " What is the color of the sky?"))
-    assert any(isinstance(event, MemoryUngrounded) for event in model.events)
-
-
-def test_a_whole_reply_as_memory_can_not_be_grounded() -> None:
+def test_a_reply_that_is_the_memory_cannot_be_grounded() -> None:
     with pytest.raises(ConfigError, match=r"grounded='verbatim': with policy\.options\.next_memory=reply"):
         RecallPolicy(grounded="verbatim", next_memory="reply")
 
 
-# --- agents with tools ------------------------------------------------------------------------------------------------
+# ---- Agents with tools ---------------------------------------------------------------------------------------
 
 
-def test_a_prune_whose_memory_no_result_says_is_rejected_whole_and_one_that_quotes_is_done() -> None:
+def test_a_prune_with_an_unsupported_memory_is_rejected_and_one_that_quotes_is_done() -> None:
     agent = PrunePolicy(**tool_agents.SMALL, grounded="verbatim")
     (first,) = ids_of(agent, 1)
-    said = [search("Alice"), prune(first, memory="Alice drinks ale."), prune(first, memory="Alice drinks tea.")]
-    trajectory, script = played(agent, said)
+    replies = [search("Alice"), prune(first, memory="Alice drinks ale."), prune(first, memory="Alice drinks tea.")]
+    trajectory, script = played(agent, replies)
     (refused,) = events(trajectory, "prune_refused")
     assert 'memory: "Alice drinks ale.": no sentence of the prompt supports it' in refused.detail["reason"]
     (dropped,) = events(trajectory, "memory_ungrounded")
     assert dropped.detail["dropped"] == ("Alice drinks ale.",)
-    assert "Alice drinks tea." in script.text(2).split(prune(first, memory="Alice drinks ale."))[0]  # still in sight
+    assert "Alice drinks tea." in script.text(2).split(prune(first, memory="Alice drinks ale."))[0]  # still shown
     assert len(events(trajectory, "prune")) == 1
 
 
-def test_what_an_earlier_prune_noted_is_a_source_and_what_a_rejected_one_noted_is_not() -> None:
+def test_the_memory_of_an_accepted_prune_is_a_source_and_of_a_rejected_one_is_not() -> None:
     agent = PrunePolicy(**tool_agents.SMALL, grounded="verbatim")
     a, b = ids_of(agent, 2)
-    said = [search("Alice"), prune(a, memory="Alice drinks tea."), prune(b, memory="Alice drinks tea.")]
-    assert len(events(played(agent, said)[0], "prune")) == 2
-    said = [search("Alice"), prune(a, memory="Bob runs."), prune(b, memory="Bob runs.")]
-    assert not events(played(agent, said)[0], "prune")
+    replies = [search("Alice"), prune(a, memory="Alice drinks tea."), prune(b, memory="Alice drinks tea.")]
+    assert len(events(played(agent, replies)[0], "prune")) == 2
+    replies = [search("Alice"), prune(a, memory="Bob runs."), prune(b, memory="Bob runs.")]
+    assert not events(played(agent, replies)[0], "prune")
 
 
-def test_a_summary_keeps_what_the_results_say_and_else_the_one_before() -> None:
+def test_a_summary_contains_supported_text_or_stays_the_previous_one() -> None:
     options = {**tool_agents.SMALL, "context_tokens": 330, "turn_tokens": 100, "summary_tokens": 40}
     summaries = iter([" Alice drinks tea. Alice drinks ale.", " Bob runs.", " Alice drinks tea."])
 
@@ -333,13 +312,8 @@ def test_a_summary_keeps_what_the_results_say_and_else_the_one_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "more"),
-    [
-        (OverwritePolicy, {}),
-        (RetrievalPolicy, {}),
-        (RecallPolicy, {"reply_tokens": 60}),
-    ],
+    ("policy", "more"), [(OverwritePolicy, {}), (RetrievalPolicy, {}), (RecallPolicy, {"reply_tokens": 60})]
 )
-def test_policies_under_the_rule_keep_the_contract(policy: Any, more: dict[str, Any], tiny_codec: Any) -> None:
+def test_policies_under_the_rule_fulfil_the_contract(policy: Any, more: dict[str, Any], tiny_codec: Any) -> None:
     findings = check_policy(policy(**{**SMALL, "grounded": "verbatim", **more}), tiny_codec, 512)
     assert [finding.message for finding in findings if not finding.passed] == []

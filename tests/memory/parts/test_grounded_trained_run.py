@@ -1,7 +1,6 @@
-"""A trained agent under the rule: no read of ten thousand makes a fact up or loses one.
+"""A trained agent under the rule neither hallucinates nor loses a fact in ten thousand reads.
 
-Counted from the recorded token ids with the tokenizer's own decoder and a comparison of words, without the rule's
-functions or the measures'.
+Counted from recorded token ids by a comparison of words, without functions of the rule or of the measures.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ READS = 10_000
 
 
 def words(text: str) -> list[str]:
-    """A full stop is one of its own."""
+    """A full stop is a word."""
     return text.lower().replace(".", " .").split()
 
 
 def says(text: str, sentence: list[str]) -> bool:
-    said = words(text)
-    return any(said[at : at + len(sentence)] == sentence for at in range(len(said) - len(sentence) + 1))
+    spoken = words(text)
+    return any(spoken[at : at + len(sentence)] == sentence for at in range(len(spoken) - len(sentence) + 1))
 
 
 def sentences(text: str) -> list[list[str]]:
-    """Of the synthetic world, where a full stop ends a sentence and nothing else."""
-    *whole, rest = text.split(".")
-    return [words(f"{each}.") for each in whole] + ([words(rest)] if rest.strip() else [])
+    """Sentences of the synthetic world, where every full stop ends a sentence."""
+    *ended, rest = text.split(".")
+    return [words(f"{sentence}.") for sentence in ended] + ([words(rest)] if rest.strip() else [])
 
 
 def reads(run: Path, evaluation: Path) -> Iterator[tuple[str, str, str, list[list[str]]]]:
@@ -44,7 +43,7 @@ def reads(run: Path, evaluation: Path) -> Iterator[tuple[str, str, str, list[lis
         lines = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True).read().splitlines()
     for line in lines:
         episode = json.loads(line)
-        evidence = [words(each) for each in episode["problem"]["metadata"]["evidence"]]
+        evidence = [words(fact) for fact in episode["problem"]["metadata"]["evidence"]]
 
         def piece(turn: Any, name: str) -> str:
             start, end = turn["spans"][name]
@@ -56,10 +55,10 @@ def reads(run: Path, evaluation: Path) -> Iterator[tuple[str, str, str, list[lis
 
 @pytest.mark.slow
 def test_no_read_of_ten_thousand_hallucinates_or_loses_a_fact(tmp_path: Path) -> None:
-    """`PALIMPSEST_TRAINED_RUN`: a run of the quickstart recipe that is there already."""
-    there = os.environ.get("PALIMPSEST_TRAINED_RUN")
-    run = Path(there) if there else tmp_path / "run"
-    if not there:
+    """`PALIMPSEST_TRAINED_RUN` names an existing run of the quickstart recipe."""
+    existing = os.environ.get("PALIMPSEST_TRAINED_RUN")
+    run = Path(existing) if existing else tmp_path / "run"
+    if not existing:
         palimpsest.train("memagent-quickstart", out=run, quiet=True)
     overrides = ["evaluation.record=all"]
     palimpsest.evaluate(
@@ -69,7 +68,7 @@ def test_no_read_of_ten_thousand_hallucinates_or_loses_a_fact(tmp_path: Path) ->
     total = held = hallucinated = lost = 0
     for before, section, after, evidence in reads(run, tmp_path / "eval"):
         total += 1
-        hallucinated += any(not says(section, each) and not says(before, each) for each in sentences(after))
+        hallucinated += any(not says(section, fact) and not says(before, fact) for fact in sentences(after))
         for fact in evidence:
             held += says(before, fact)
             lost += says(before, fact) and not says(after, fact)

@@ -66,13 +66,8 @@ def test_an_edge_inside_a_token_moves_to_where_the_cut_leaves_the_same_text() ->
     assert [codec.decode([i]) for i in codec.encode('"}}; {"')] == ['"}}', ";", ' {"']
     calls = [f'{{"name": "search", "parameters": {{"query": "{letter}"}}}}' for letter in "ABC"]
     one = exchange(codec, "; ".join(calls), "llama3")
-    for gone, remaining in (
-        ({"r1"}, calls[::2]),
-        ({"r0"}, calls[1:]),
-        ({"r0", "r1"}, calls[2:]),
-        ({"r1", "r2"}, calls[:1]),
-    ):
-        cut = one.without(gone, codec)
+    for gone, remaining in (("1", calls[::2]), ("0", calls[1:]), ("01", calls[2:]), ("12", calls[:1])):
+        cut = one.without({f"r{at}" for at in gone}, codec)
         assert left(codec, cut) == "; ".join(remaining)
         assert cut is not None
         assert is_subsequence(list(cut.shown[0]), list(one.reply))

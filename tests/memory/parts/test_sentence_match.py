@@ -296,7 +296,7 @@ def test_a_hostile_text_costs_a_bounded_number_of_comparisons(piece: str, monkey
             return super().fault(threshold)
 
     monkeypatch.setattr(grounded, "Match", Counted)
-    supported(f"{piece * 400} Zeno of Elea", [source])
+    supported(f"{piece * 150} Zeno of Elea", [source])
     assert comparisons <= 6 * grounded.CANDIDATES * (1 + 2 * grounded.SPLITS)
 
 
