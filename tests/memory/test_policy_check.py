@@ -82,13 +82,8 @@ def test_the_checker_passes_a_shipped_policy_and_names_the_faults_of_a_broken_on
 
 
 def test_prompts_that_do_not_fit_the_window_are_a_finding_with_the_fix(tiny_codec: Any) -> None:
-    texts = {
-        "read": "word " * 600 + "{question} {memory} {section}",
-        "answer": "{question} {memory}",
-        "empty_memory": "-",
-    }
-    findings = {
-        finding.name: finding for finding in check_policy(OverwritePolicy(**SMALL, prompts=texts), tiny_codec, 512)
-    }
+    texts = {"read": "word " * 600 + "{question} {memory} {section}", "answer": "{question} {memory}"}
+    long = OverwritePolicy(**SMALL, prompts=texts | {"empty_memory": "-"})
+    findings = {finding.name: finding for finding in check_policy(long, tiny_codec, 512)}
     assert (findings["options"].passed, findings["window"].passed) == (True, False)
     assert "shorten the texts" in findings["window"].message

@@ -1,4 +1,4 @@
-"""Where the named pieces of a prompt stand: exact in tokens, for every shipped policy, template and text."""
+"""Token positions of the named pieces of a prompt, for every shipped policy, template and text."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ IDS = st.lists(st.integers(0, 9), max_size=4).map(tuple)
 
 def without_pieces(turn: Turn) -> list[int]:
     """The tokens of a prompt that belong to no piece."""
-    held = {at for start, end in turn.spans.values() for at in range(start, end)}
-    return [i for at, i in enumerate(turn.prompt_ids) if at not in held]
+    inside = {at for start, end in turn.spans.values() for at in range(start, end)}
+    return [i for at, i in enumerate(turn.prompt_ids) if at not in inside]
 
 
 def literals(template: Template) -> list[int]:
     return list(itertools.chain.from_iterable(template.pieces))
 
 
-@settings(deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(IDS, IDS), max_size=5), IDS)
-def test_a_filled_template_names_exactly_what_was_put_into_its_slots(slots: list[tuple[Any, Any]], last: Any) -> None:
+def test_the_pieces_of_a_filled_template_are_the_values_of_its_slots(slots: list[tuple[Any, Any]], last: Any) -> None:
     names = tuple(f"slot{number}" for number in range(len(slots)))
     template = Template((*(before for before, _ in slots), last), names)
     values = dict(zip(names, (value for _, value in slots), strict=True))
@@ -58,7 +58,7 @@ def test_a_filled_template_names_exactly_what_was_put_into_its_slots(slots: list
     assert without_pieces(turn) == literals(template)
 
 
-def test_two_pieces_of_one_name_are_refused() -> None:
+def test_two_pieces_of_one_name_are_rejected() -> None:
     with pytest.raises(ValueError, match="two pieces of a prompt have the name 'memory'"):
         Prompt.joined([Prompt.named("memory", [1]), Prompt.named("memory", [2])])
 
@@ -92,12 +92,9 @@ def read_through(name: str, codec: Codec, **options: Any) -> tuple[Any, list[Tur
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("layout", ["memory_first", "section_first"])
-@pytest.mark.parametrize("prompts", ["standard", "short"])
+@pytest.mark.parametrize(("prompts", "layout"), [("standard", "memory_first"), ("short", "section_first")])
 @pytest.mark.parametrize("name", REPLIES)
-def test_the_pieces_of_a_reading_policy_are_what_it_put_there(
-    name: str, prompts: str, layout: str, family: str
-) -> None:
+def test_the_pieces_of_a_reading_policy_are_exact(name: str, prompts: str, layout: str, family: str) -> None:
     codec = family_codec(family)
     policy, turns = read_through(name, codec, prompts=prompts, layout=layout)
     read, answer = policy.templates(codec)
@@ -108,7 +105,7 @@ def test_the_pieces_of_a_reading_policy_are_what_it_put_there(
     assert last.piece("section") is None
     written = " Anna is </memory> blue."
     assert {codec.decode(turn.piece("memory") or ()).strip() for turn in turns[1:]} == {written.strip()}
-    gap = codec.encode("\n")  # stands between a memory and the past one that `retrieval` appends
+    gap = codec.encode("\n")  # between a memory and the past one that `retrieval` appends
     for turn in turns:
         template = literals(answer if turn is last else read)
         appended = len(gap) if name == "retrieval" and "recalled" in turn.spans else 0
@@ -116,11 +113,11 @@ def test_the_pieces_of_a_reading_policy_are_what_it_put_there(
         assert appended or without_pieces(turn) == template
 
 
-def test_a_past_memory_that_is_appended_is_a_piece_beside_the_memory() -> None:
+def test_an_appended_past_memory_is_a_separate_piece() -> None:
     codec = base_codec()
     policy = build_policy(PolicyConfig(name="retrieval", options={**READING, "prompts": "short"}))
-    said = [" Anna is blue.", " Bob ran.", " Carol left."]
-    trajectory, _ = played(policy, said, Problem("p", "Who is Anna?", ("x",), HOSTILE[:200]), codec)
+    replies = [" Anna is blue.", " Bob ran.", " Carol left."]
+    trajectory, _ = played(policy, replies, Problem("p", "Who is Anna?", ("x",), HOSTILE[:200]), codec)
     turn = trajectory.turns[2]
     assert codec.decode(turn.piece("memory") or ()) == " Bob ran."
     assert codec.decode(turn.piece("recalled") or ()) == " Anna is blue."
@@ -135,7 +132,7 @@ def test_a_baseline_names_the_document_it_shows(name: str) -> None:
     assert trajectory.turns[0].piece("document") == tuple(codec.encode(HOSTILE[:300]))
 
 
-# --- agents with tools ------------------------------------------------------------------------------------------------
+# ---- Agents with tools ---------------------------------------------------------------------------------------
 
 
 def tool_policy(name: str, **options: Any) -> Any:
@@ -170,15 +167,15 @@ def test_results_are_pieces_by_their_ids_until_they_are_pruned(family: str, prom
     assert set(first.spans) == {"question"}
 
 
-def test_the_window_takes_the_results_that_leave_out_of_the_pieces() -> None:
+def test_results_dropped_by_the_window_are_no_pieces() -> None:
     policy = tool_policy("tool_window", window_tokens=120)
     trajectory, script = played(policy, [search("Alice"), search("Bob"), search("Carol"), search("Emma")])
     texts = [{name: script.codec.decode(ids) for name, ids in results(turn).items()} for turn in trajectory.turns]
     assert any(set(before) - set(after) for before, after in itertools.pairwise(texts))
-    assert all(text.startswith(f"[{name}] ") for each in texts for name, text in each.items())
+    assert all(text.startswith(f"[{name}] ") for row in texts for name, text in row.items())
 
 
-def test_a_summary_is_a_piece_and_the_request_for_it_shows_what_it_sums_up() -> None:
+def test_a_summary_is_a_piece_and_its_request_shows_the_results() -> None:
     policy = tool_policy("summary", context_tokens=200, turn_tokens=80, summary_tokens=40)
     replies: list[Any] = [
         search("Alice"),
@@ -193,7 +190,7 @@ def test_a_summary_is_a_piece_and_the_request_for_it_shows_what_it_sums_up() -> 
     assert after.piece("summary") == tuple(script.codec.strip_stop(request.completion.token_ids))
 
 
-def test_a_scripted_model_takes_prompts_that_know_their_pieces() -> None:
+def test_a_scripted_model_records_prompts_as_plain_ids() -> None:
     codec = base_codec()
     model = ScriptedModel(codec, lambda prompt, limit: [1], 4000)
     policy = build_policy(PolicyConfig(name="overwrite", options={**READING, "prompts": "short"}))

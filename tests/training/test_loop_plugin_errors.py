@@ -54,7 +54,7 @@ def test_a_run_that_ends_on_an_error_of_a_plugin_names_the_line_and_records_the_
     settings: dict[str, Any],
     line: int,
     message: str,
-    source: str,
+    text: str,
 ) -> None:
     play("Who?", "Anna lives in Rome.", policy="earlier_policy:Buggy")  # an earlier error is not reported
     plugin = next(iter(settings.values()))

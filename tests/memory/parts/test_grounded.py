@@ -188,9 +188,8 @@ def test_a_cut_inside_a_number_is_never_supported(number: str, data: Any, rule: 
 
 def test_sentences_of_scripts_without_spaces_are_units() -> None:
     codec = family_codec("qwen")
-    made = sift(
-        codec.encode("安娜住在罗马。奥马尔卖丝。"), [codec.encode("- 安娜住在罗马。奥马尔卖茶。")], codec, VERBATIM
-    )
+    source = codec.encode("- 安娜住在罗马。奥马尔卖茶。")
+    made = sift(codec.encode("安娜住在罗马。奥马尔卖丝。"), [source], codec, VERBATIM)
     assert codec.decode(made.ids) == "安娜住在罗马。"
     assert made.dropped == (("奥马尔卖丝。", "no sentence of the prompt supports it"),)
 

@@ -1,4 +1,4 @@
-"""Prompts: in a policy's own file, or from a user's YAML file, checked at start and kept with the run."""
+"""Prompts from a user's YAML file: checked at start and stored with the run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from palimpsest.config.load import dump_config, load_recipe, parse_config
 from palimpsest.config.prompt_file import MAX_BYTES
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
-from palimpsest.memory.overwrite import OverwritePolicy
-from palimpsest.memory.policy_check import ScriptedModel, check_policy
+from palimpsest.memory.policy_check import ScriptedModel
 from palimpsest.memory.registry import build_policy
 from palimpsest.models.checkpoint_manifest import MANIFEST, sealed
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.text.template import user_turn
-from palimpsest.types import Problem
 from support.agents import base_codec, world
 from support.command import Run
 
@@ -36,8 +34,8 @@ TEXTS = {"read": READ, "answer": ANSWER, "empty_memory": "nothing yet"}
 
 
 def built(texts: dict[str, Any], name: str = "overwrite", **options: Any) -> Any:
-    given = {**(SMALL if name == "overwrite" else {}), **options, "prompts": texts}
-    return build_policy(PolicyConfig(name=name, options=given))
+    sizes = SMALL if name == "overwrite" else {}
+    return build_policy(PolicyConfig(name=name, options={**sizes, **options, "prompts": texts}))
 
 
 def first_prompt(policy: Any, codec: Any) -> tuple[int, ...]:
@@ -49,19 +47,19 @@ def first_prompt(policy: Any, codec: Any) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("prompts", ["standard", "short"])
 @pytest.mark.parametrize("name", KINDS["policy"].shipped)
-def test_a_shipped_wording_given_as_a_file_makes_the_same_prompts(name: str, prompts: str, tmp_path: Path) -> None:
+def test_a_file_of_a_shipped_wording_gives_the_same_prompts(name: str, prompts: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(prompt_file(PolicyConfig(name=name, options={"prompts": prompts})), "utf-8")
     shipped = build_policy(PolicyConfig(name=name, options={"prompts": prompts}))
     mine = build_policy(PolicyConfig(name=name, options={"prompts": str(file)}))
     assert first_prompt(mine, base_codec()) == first_prompt(shipped, base_codec())
-    wording, given = shipped.wording(), mine.wording()
+    wording, copied = shipped.wording(), mine.wording()
     assert wording is not None
-    assert given is not None
-    assert given.as_file() == wording.as_file()
+    assert copied is not None
+    assert copied.as_file() == wording.as_file()
 
 
-def test_another_wording_is_what_the_model_sees() -> None:
+def test_the_model_sees_the_wording_of_the_file() -> None:
     codec = base_codec()
     filled = READ.replace("{question}", "Who?").replace("{memory}", "nothing yet").replace("{section}", "Ann ran.")
     rendered = codec.tokenizer.apply_chat_template(
@@ -73,7 +71,7 @@ def test_another_wording_is_what_the_model_sees() -> None:
     assert codec.decode(prompt) == rendered
 
 
-def test_tool_agents_take_their_texts_from_a_file_too() -> None:
+def test_tool_agents_take_their_texts_from_a_file() -> None:
     texts = {"system": "Use tools.", "user_prune": "Ask: {question} with {tools}", "pruned": "gone: {ids}"}
     codec = base_codec()
     policy = built({**texts, "result": "({id}) {text}", "schemas": False}, "prune")
@@ -83,7 +81,7 @@ def test_tool_agents_take_their_texts_from_a_file_too() -> None:
     assert policy.shown("a1", "{id}") == "(a1) {id}"
 
 
-def test_a_system_message_comes_before_where_the_chat_template_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_message_comes_first_if_the_chat_template_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     codec = base_codec()
     read, answer = built({**TEXTS, "system": "Be {brief}.".replace("{brief}", "{{brief}}")}).templates(codec)
     for template in (read, answer):
@@ -117,7 +115,7 @@ def test_a_system_message_comes_before_where_the_chat_template_has_one(monkeypat
         ({**TEXTS, "system": "\ue000memory\ue001"}, ".system contains U+E000"),
     ],
 )
-def test_a_text_that_is_wrong_is_named_at_start(texts: dict[str, Any], message: str) -> None:
+def test_an_invalid_text_is_rejected_by_its_key(texts: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         built(texts)
     assert str(error.value).startswith("policy.options.prompts" + message)
@@ -125,7 +123,7 @@ def test_a_text_that_is_wrong_is_named_at_start(texts: dict[str, Any], message: 
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_what_is_no_plain_file_is_not_opened(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "mine.yaml")
     with pytest.raises(ConfigError, match=r"mine.yaml: not a regular file"):
         load_recipe("memagent-quickstart", [f"policy.options.prompts={tmp_path / 'mine.yaml'}"])
@@ -155,7 +153,7 @@ def test_what_is_no_plain_file_is_not_opened(make: Callable[[Path], None], tmp_p
         ('read: "\\ud800"', "read: '\\ud800' contains half a character"),
     ],
 )
-def test_a_file_that_cant_be_read_is_named(content: str | None, message: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_rejected_by_its_name(content: str | None, message: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     if content is not None:
         file.write_text(content)
@@ -165,13 +163,13 @@ def test_a_file_that_cant_be_read_is_named(content: str | None, message: str, tm
     assert message in str(error.value)
 
 
-def test_other_braces_are_text_and_double_ones_write_a_slots_name() -> None:
+def test_other_braces_are_text_and_double_ones_write_the_name_of_a_slot() -> None:
     codec = base_codec()
     _, answer = built({**TEXTS, "answer": ANSWER + " in \\boxed{}, {{memory}} is not filled"}).templates(codec)
     assert "in \\boxed{}, {memory} is not filled" in codec.decode(answer.pieces[-1])
 
 
-def test_control_tokens_of_the_file_are_control_tokens_and_those_of_a_document_never() -> None:
+def test_control_tokens_of_the_file_are_control_tokens() -> None:
     codec = base_codec()
     control = next(codec.decode([i]) for i in sorted(codec.control_ids) if i in codec.stop_ids)
     plain = first_prompt(built(TEXTS), codec)
@@ -185,7 +183,7 @@ def written(tmp_path: Path, **texts: str) -> Path:
     return file
 
 
-def test_the_configuration_of_a_run_holds_the_texts_and_goes_on_with_them(tmp_path: Path) -> None:
+def test_the_configuration_of_a_run_contains_the_texts_and_a_resume_uses_them(tmp_path: Path) -> None:
     file, out = written(tmp_path), tmp_path / "run"
     overrides = [f"policy.options.prompts={file}", f"train.variant={{options: {{prompts: {file}}}}}"]
     config = run_config("memagent-quickstart", overrides, out=out)
@@ -201,7 +199,7 @@ def test_the_configuration_of_a_run_holds_the_texts_and_goes_on_with_them(tmp_pa
     assert run_config("memagent-quickstart", overrides, out=out, resume=True) == config
 
 
-def test_a_runs_model_is_evaluated_under_the_wording_it_was_trained_under(tmp_path: Path) -> None:
+def test_a_model_is_evaluated_with_the_wording_of_its_training(tmp_path: Path) -> None:
     config = run_config("memagent-quickstart", [f"policy.options.prompts={written(tmp_path)}"])
     (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text(dump_config(config))
@@ -214,15 +212,7 @@ def test_a_runs_model_is_evaluated_under_the_wording_it_was_trained_under(tmp_pa
     assert Agent(tmp_path / "run", policy="full_context").config({}).policy.options == {}
 
 
-def test_check_says_which_options_nothing_checks_and_which_prompts_dont_fit(tiny_codec: Any) -> None:
-    long = OverwritePolicy(**SMALL, prompts={**TEXTS, "read": "word " * 600 + READ})
-    found = {finding.name: finding for finding in check_policy(long, tiny_codec, 512)}
-    assert found["options"].passed
-    assert not found["window"].passed
-    assert "shorten the texts" in found["window"].message
-
-
-def test_the_command_line_prints_texts_and_takes_them_back(palimpsest: Any, refused: Any, tmp_path: Path) -> None:
+def test_the_command_line_prints_texts_and_checks_files(palimpsest: Any, refused: Any, tmp_path: Path) -> None:
     done = palimpsest("recipes", "show", "memagent-7b", "policy.options.prompts=short", "--prompts")
     file = tmp_path / "mine.yaml"
     file.write_text(done.stdout)
@@ -247,7 +237,7 @@ class Hurried(OverwritePolicy):
 '''
 
 
-def test_a_further_shipped_policy_needs_a_row_of_the_table_alone(
+def test_a_new_shipped_policy_needs_only_a_row_of_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, palimpsest: Callable[..., Any]
 ) -> None:
     (tmp_path / "hurried.py").write_text(SHIPPED)
@@ -264,25 +254,17 @@ def test_a_further_shipped_policy_needs_a_row_of_the_table_alone(
     sys.modules.pop("hurried")
 
 
-def test_a_policy_without_texts_of_the_kind_says_so() -> None:
+def test_a_policy_without_texts_has_no_prompt_file() -> None:
     with pytest.raises(ConfigError, match="takes no file of prompts"):
         prompt_file(PolicyConfig(name="examples.quotes:QuotesPolicy"))
 
 
-def test_problems_play_on_a_policy_with_its_own_texts(tiny_codec: Any) -> None:
-    policy = built(TEXTS)
-    assert policy.required_context(tiny_codec) > 0
-    policy.admit(Problem("p", "Who?", ("a",), "text"), tiny_codec)
-
-
-def test_a_text_that_a_layout_shows_is_asked_for_with_the_command_that_prints_it(
-    palimpsest: Run, tmp_path: Path
-) -> None:
-    """The shipped texts are printed for the policy's own default layout; memagent-quickstart has the other."""
+def test_the_error_of_a_missing_text_names_the_command_that_prints_it(palimpsest: Run, tmp_path: Path) -> None:
+    """The texts are printed for the default layout; memagent-quickstart has the other one."""
     file = tmp_path / "my.yaml"
     file.write_text(palimpsest("recipes", "show", "memagent-7b", "--prompts").stdout)
-    with pytest.raises(ConfigError, match="read_section_first is missing: layout=section_first shows it") as refused:
+    with pytest.raises(ConfigError, match="read_section_first is missing: layout=section_first shows it") as error:
         build_policy(load_recipe("memagent-quickstart", [f"policy.options.prompts={file}"]).policy)
-    command = str(refused.value).partition("; palimpsest ")[2].partition(" prints")[0]
+    command = str(error.value).partition("; palimpsest ")[2].partition(" prints")[0]
     file.write_text(palimpsest(*command.replace("RECIPE", "memagent-7b").split()).stdout)
     build_policy(load_recipe("memagent-quickstart", [f"policy.options.prompts={file}"]).policy)
