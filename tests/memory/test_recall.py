@@ -73,7 +73,7 @@ def test_a_query_of_the_last_reading_turn_reaches_the_answer(tiny_codec: Any) ->
 
 
 def test_the_query_is_looked_up_before_the_new_memory_joins_the_history(tiny_codec: Any) -> None:
-    """ReMemR1 trains so and evaluates the other way round, where a query finds the memory of its own reply."""
+    """ReMemR1 trains in this order and evaluates in the other, where a query finds the memory of its reply."""
     replies = ["<update>a cat</update>", "<update>the cat ran</update><recall>cat ran</recall>"]
     trajectory, script = play(tiny_codec, replies)
     assert events(trajectory, "recall")[0].detail["chunk"] == 0
@@ -145,7 +145,7 @@ def test_the_whole_reply_may_be_the_memory_as_in_the_published_code(tiny_codec: 
 
 
 def test_a_reply_accepted_as_the_memory_is_rewarded_only_for_its_update(tiny_codec: Any) -> None:
-    """As in the published code: recall of the text in <update>, 0 without; format 1 only with one non-blank update."""
+    """The published code rewards recall of the text in <update>, and the format only with one non-blank update."""
     replies = [
         "<thinking>Anna is blue</thinking><update>Bob has a cat</update>",
         "Anna is blue",
@@ -246,7 +246,7 @@ def test_retrieval_appends_the_past_memory_most_similar_to_the_question(tiny_cod
     slots = [script.text(number).partition("Memory:")[2].partition("\n")[0] for number in range(4)]
     assert slots == [" none", " Anna is blue", " cold", " c"]
     past = [script.text(number).count("\n Anna is blue\n") for number in range(4)]
-    assert past == [0, 0, 1, 1]  # on a line of its own
+    assert past == [0, 0, 1, 1]  # on a separate line
     assert [event.detail["chunk"] for event in events(trajectory, "retrieved")][:2] == [0, 0]
 
 

@@ -58,7 +58,7 @@ class Sampler(SeedSampler):
 
 
 def failed(trajectory: Trajectory, outcome: Outcome, message: str) -> bool:
-    """Whether the episode ended as `outcome` with an event whose message contains `message`."""
+    """True if the episode ended as `outcome` with an event whose message contains `message`."""
     return trajectory.outcome is outcome and message in trajectory.events[-1].detail["message"]
 
 

@@ -217,7 +217,7 @@ def test_all_trains_surviving_assistant_tokens_again_as_the_code_does(cut: bool,
     "turns",
     [
         [headed(0, (1,), (2, STOP)), headed(1, (1, *HEAD, 2, STOP, 3), (4, STOP))],  # nothing was pruned
-        [headed(0, (1, 5), (7, STOP)), headed(1, (1, 7, 6), (4, STOP))],  # a reply as memory is no assistant text
+        [headed(0, (1, 5), (7, STOP)), headed(1, (1, 7, 6), (4, STOP))],  # a reply as memory is not assistant text
     ],
 )
 def test_all_equals_the_default_where_no_assistant_text_survives_a_prune(turns: list[Turn]) -> None:

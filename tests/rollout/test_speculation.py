@@ -242,6 +242,6 @@ def test_real_weights_give_the_same_tokens(engine: Engine, name: str, temperatur
 def test_a_thousand_episodes_give_the_same_tokens(engine: Engine, name: str, temperature: float) -> None:
     """A sum that is rounded differently in another batch decides about one draw in 10,000 to 100,000.
 
-    That is so for sequential reading in another batch size, too: 9 of 1,000 episodes of the worst policy.
+    Sequential reading in another batch size differs as much: 9 of 1,000 episodes of the worst policy.
     """
     assert read_both_ways(engine, name, temperature, count=1000, chunks=12) <= (20 if temperature else 0)

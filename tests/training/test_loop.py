@@ -258,7 +258,7 @@ def test_steps_without_any_signal_cause_warnings_and_the_run_continues(tmp_path:
 # ---- Evaluations and the best checkpoint ---------------------------------------------------------------------
 
 SCORES = {0: 0.1, 1: 0.2, 2: 0.7, 3: 0.4, 4: 0.7, 5: 0.3, 6: 0.5}
-"""By step; the second 0.7 is no better than the first."""
+"""Scores by step; the second 0.7 is not better than the first."""
 
 
 async def scores(step: int) -> Mapping[str, float]:

@@ -145,7 +145,7 @@ def test_a_unit_that_cuts_a_number_is_dropped(source: str, cut: str, rule: Groun
         ("It ended in March.\n\n1966 was dry.", "It ended in March."),
         ("Anna is 9.\n- 5 cats ran.", "Anna is 9."),
         ("Then it rained. -5 degrees were measured.", "-5 degrees were measured."),
-        ("It has 1,200 people.", "It has 1,200"),  # people are no unit of measure
+        ("It has 1,200 people.", "It has 1,200"),  # people are not a unit of measure
         ("The B-52 flew.", "The B-52 flew."),
     ],
 )
@@ -248,7 +248,10 @@ def test_a_rejected_reply_leaves_the_memory_unchanged(policy: Any, tiny_codec: A
 
 @pytest.mark.parametrize(
     ("rule", "reply", "events"),
-    [("off", " Lea runs.", False), ("verbatim", " What is the color of the sky?", True)],  # the question is no source
+    [
+        ("off", " Lea runs.", False),
+        ("verbatim", " What is the color of the sky?", True),
+    ],  # the question is not a source
 )
 def test_an_unsupported_memory_is_an_event_under_the_rule(rule: Any, reply: str, events: bool, tiny_codec: Any) -> None:
     model = play(OverwritePolicy(**SMALL, grounded=rule), tiny_codec, reply)

@@ -92,7 +92,7 @@ def test_an_unsupported_unit_is_dropped_with_a_reason(unit: str, reason: str) ->
     ("source", "stated", "other"),
     [
         # A value stays with its neighbours.
-        # a value in the place of another one of its sentence
+        # a value replaced by another one of its sentence
         (
             "The school opened in 1894 and was closed in 1908.",
             "Closed in 1908, the school opened in 1894.",

@@ -209,7 +209,7 @@ def test_nested_columns_and_arguments_as_text_read_like_objects(tmp_path: Path) 
 
 
 def test_a_row_without_tool_calls_is_an_ordinary_chat(tmp_path: Path) -> None:
-    """C9.18: a missing `tool_calls` of the last message is no error."""
+    """C9.18: a missing `tool_calls` of the last message is allowed."""
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": [*HEAD, say("assistant", "Alice."), say("user", "Thanks.")]}) + "\n")
     model = codec(PLAIN + "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
