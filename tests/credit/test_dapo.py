@@ -48,7 +48,7 @@ def test_a_group_has_a_signal_where_an_advantage_is_not_zero(grades: Any, rule: 
     grades = [grade if isinstance(grade, Grade) else Grade(grade) for grade in grades]
     group = group_of(grades, *(trajectory(2, rollout=number) for number in range(len(grades))))
     assert has_signal(group, CreditConfig(**rule)) is signal
-    for dynamic in (None, {}):
+    for dynamic in list[Any]((None, {})):
         batch = one_batch(group, dynamic_sampling=dynamic, **rule)
         assert any(a for s in batch.segments for a in s.advantages) is signal
         assert batch.counts["groups_dropped"] == (dynamic is not None and not signal)

@@ -161,8 +161,8 @@ QUESTIONS = Problem.asking("p", [Question("Who ran?", ("Anna",)), Question("Wher
     [
         (None, PROBLEM, "run() must return Answered, returned NoneType"),
         ("yes", PROBLEM, "run() must return Answered, returned str"),
-        (Answered(42, Outcome.ANSWERED), PROBLEM, "Answered.text must be a string or None, is int"),  # type: ignore[arg-type]
-        (Answered("a", "done"), PROBLEM, "Answered.outcome must be an Outcome, is 'done'"),  # type: ignore[arg-type]
+        (Answered(42, Outcome.ANSWERED), PROBLEM, "Answered.text must be a string or None, is int"),
+        (Answered("a", "done"), PROBLEM, "Answered.outcome must be an Outcome, is 'done'"),
         (Answered("yes"), QUESTIONS, "Answered.answers is empty, the problem asks 2"),
         (Answered("yes", answers=("yes",)), QUESTIONS, "has 1, the problem asks 2"),
         (Answered("yes", answers=("yes",)), PROBLEM, "has 1, the problem asks 0"),

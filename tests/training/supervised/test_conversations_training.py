@@ -247,7 +247,7 @@ def search_with(tool_calls: Any) -> list[dict[str, Any]]:
         (ENDS_IN_PRUNE, "{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         (HEAD, QWEN25, "none with role 'assistant'"),
         ([*HEAD, {"role": "bot", "content": "x"}], QWEN25, r"messages\[2\].role='bot'"),
-        ([*HEAD, say("assistant", 5)], QWEN25, r"messages\[2\].content must be a string"),  # type: ignore[arg-type]
+        ([*HEAD, say("assistant", 5)], QWEN25, r"messages\[2\].content must be a string"),
         (search_with([{"name": "search", "arguments": "{no"}]), QWEN25, "is not valid JSON"),
         (search_with([{"name": "search", "arguments": [1]}]), QWEN25, "must be an object"),
         (search_with({"name": "search"}), QWEN25, "tool_calls must be a list"),
