@@ -1,7 +1,9 @@
-"""Segments: every sampled token trained once, in its own context, whatever a policy does to its prompts."""
+"""Segments: every sampled token is trained once in its own context, whatever a policy does to its prompts."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -9,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import palimpsest.rollout.segments as segments_module
+from palimpsest.config.schema import CreditConfig
+from palimpsest.credit.assign import assign
 from palimpsest.rollout.segments import segments_of
-from palimpsest.types import Completion, Outcome, Segment, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Grade, Segment, StopReason, Trajectory, Turn
+from support.credit import advantages, group_of
+from support.groups import make_episode, make_turn
 
 
-def turn(step: int, prompt: tuple[int, ...], sampled: tuple[int, ...], stop: StopReason = StopReason.STOP) -> Turn:
+def turn(step: int, prompt: Sequence[int], sampled: Sequence[int], stop: StopReason = StopReason.STOP) -> Turn:
+    """With different log-probabilities for all tokens."""
     logprobs = tuple(-(step + 1) - offset / 100 for offset in range(len(sampled)))
-    return Turn(prompt, Completion(sampled, logprobs, stop), step, "act")
-
-
-def trajectory(*turns: Turn) -> Trajectory:
-    return Trajectory("p", "g", 0, turns, Outcome.ANSWERED)
+    return Turn(tuple(prompt), Completion(tuple(sampled), logprobs, stop), step, "act")
 
 
 TOKENS = st.lists(st.integers(0, 2), max_size=4).map(tuple)  # three ids only, so that prefixes collide by chance
@@ -38,41 +41,35 @@ def fracturing(draw: st.DrawFn) -> Trajectory:
             base = turns[draw(st.integers(0, step - 1))] if move == "branch" else turns[-1]
             history = base.prompt_ids + base.completion.token_ids
             cut = draw(st.integers(0, len(history)))
-            prompt = {
-                "append": history + extra,
-                "branch": history + extra,
-                "unchanged": history,
-                "prune": history[:cut] + history[cut + 1 :],
-                "again": base.prompt_ids,
-            }[move]
+            prompts = {"unchanged": history, "prune": history[:cut] + history[cut + 1 :], "again": base.prompt_ids}
+            prompt = prompts.get(move, history + extra)
         turns.append(turn(step, prompt, draw(TOKENS), draw(st.sampled_from(list(StopReason)))))
-    return trajectory(*turns)
+    return make_episode(*turns)
 
 
 @given(fracturing())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 def test_every_sampled_token_is_trained_once_in_the_context_it_was_sampled_in(played: Trajectory) -> None:
     trained = []
     for segment in segments_of(played):
         assert len(segment.token_ids) == len(segment.loss_mask) == len(segment.turn_index)
         logprobs = iter(segment.logprobs)
-        for place, (mask, index) in enumerate(zip(segment.loss_mask, segment.turn_index, strict=True)):
-            assert mask is (index >= 0) is (place in segment.positions)
+        for at, (mask, index) in enumerate(zip(segment.loss_mask, segment.turn_index, strict=True)):
+            assert mask is (index >= 0) is (at in segment.positions)
             if not mask:
                 continue
             source = played.turns[index]
-            offset = place - len(source.prompt_ids)
-            assert segment.token_ids[:place] == source.prompt_ids + source.completion.token_ids[:offset]
-            assert segment.token_ids[place] == source.completion.token_ids[offset]
+            offset = at - len(source.prompt_ids)
+            assert segment.token_ids[:at] == source.prompt_ids + source.completion.token_ids[:offset]
+            assert segment.token_ids[at] == source.completion.token_ids[offset]
             assert next(logprobs) == source.completion.logprobs[offset]
             trained.append((index, offset))
         assert next(logprobs, None) is None
-    sampled = [(i, k) for i, t in enumerate(played.turns) for k in range(len(t.completion.token_ids))]
-    assert sorted(trained) == sampled
+    assert sorted(trained) == [(i, k) for i, t in enumerate(played.turns) for k in range(len(t.completion.token_ids))]
 
 
 @given(fracturing())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 def test_segments_are_as_few_as_the_fractures_allow(played: Trajectory) -> None:
     sampling = [t for t in played.turns if t.completion.token_ids]
     fractures = 0
@@ -93,7 +90,7 @@ def brute_force_parent(segments: tuple[Segment, ...], number: int) -> tuple[int 
 
 
 @given(fracturing())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150)
 def test_the_parent_is_the_earliest_segment_with_the_longest_common_prefix(played: Trajectory) -> None:
     segments = segments_of(played)
     for number, segment in enumerate(segments):
@@ -102,46 +99,36 @@ def test_the_parent_is_the_earliest_segment_with_the_longest_common_prefix(playe
 
 def test_prefixes_longer_than_a_comparison_block_are_measured_to_the_token() -> None:
     long = tuple(range(1000))
-    other = long[:700] + (-1,) * 300
-    _, segment = segments_of(trajectory(turn(0, long, (7,)), turn(1, other, (8,))))
+    _, segment = segments_of(make_episode(turn(0, long, (7,)), turn(1, long[:700] + (-1,) * 300, (8,))))
     assert (segment.parent, segment.shared_length) == (0, 700)
 
 
 def test_the_example_of_the_design_page() -> None:
     p1, c1, t1, c2, q, c3, t3, c4 = ((n, n + 50) for n in range(1, 9))
-    first, second = segments_of(
-        trajectory(turn(0, p1, c1), turn(1, p1 + c1 + t1, c2), turn(2, q, c3), turn(3, q + c3 + t3, c4))
-    )
+    turns = [(p1, c1), (p1 + c1 + t1, c2), (q, c3), (q + c3 + t3, c4)]
+    first, second = segments_of(make_episode(*(turn(step, *ids) for step, ids in enumerate(turns))))
     assert first.token_ids == p1 + c1 + t1 + c2
     assert first.loss_mask == (False,) * 2 + (True,) * 2 + (False,) * 2 + (True,) * 2
     assert second.token_ids == q + c3 + t3 + c4
     assert second.turn_index == (-1, -1, 2, 2, -1, -1, 3, 3)
 
 
-def test_an_overwriting_agent_gets_a_segment_a_turn() -> None:
-    reads = [turn(i, (1, 2, 100 + i), (200 + i, 3)) for i in range(5)]
-    segments = segments_of(trajectory(*reads))
+def test_an_overwriting_agent_gets_one_segment_per_turn() -> None:
+    segments = segments_of(make_episode(*(turn(i, (1, 2, 100 + i), (200 + i, 3)) for i in range(5))))
     assert [s.token_ids for s in segments] == [(1, 2, 100 + i, 200 + i, 3) for i in range(5)]
     assert [(s.parent, s.shared_length) for s in segments] == [(None, 0)] + [(0, 2)] * 4
 
 
-def test_the_tokens_of_an_aborted_completion_are_trained_as_far_as_they_got() -> None:
-    (segment,) = segments_of(trajectory(turn(0, (1,), (2, 3), StopReason.ABORTED)))
-    assert segment.loss_mask == (False, True, True)
-
-
-def test_a_turn_that_sampled_nothing_is_passed_over() -> None:
+def test_aborted_turns_train_the_tokens_they_sampled() -> None:
     aborted = turn(1, (9, 9), (), StopReason.ABORTED)
-    (segment,) = segments_of(trajectory(turn(0, (1,), (2,)), aborted, turn(2, (1, 2, 5), (3,))))
+    (segment,) = segments_of(make_episode(turn(0, (1,), (2,), StopReason.ABORTED), aborted, turn(2, (1, 2, 5), (3,))))
     assert (segment.token_ids, segment.turn_index) == ((1, 2, 5, 3), (-1, 0, -1, 2))
-    assert segments_of(trajectory(aborted)) == ()
-    assert segments_of(trajectory()) == ()
+    assert segments_of(make_episode(aborted)) == segments_of(make_episode()) == ()
 
 
-def test_a_missing_logprob_is_refused() -> None:
-    broken = Turn((1,), Completion((2, 3), (-0.5,), StopReason.STOP), 0, "act")
+def test_a_missing_logprob_is_rejected() -> None:
     with pytest.raises(ValueError, match="turn 0: 2 tokens, 1 log-prob"):
-        segments_of(trajectory(broken))
+        segments_of(make_episode(Turn((1,), Completion((2, 3), (-0.5,), StopReason.STOP), 0, "act")))
 
 
 def test_a_thousand_turns_are_not_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,5 +142,105 @@ def test_a_thousand_turns_are_not_compared_pair_by_pair(monkeypatch: pytest.Monk
     monkeypatch.setattr(segments_module, "_first_difference", counting)
     shared = tuple(range(500))
     reads = [turn(i, (*shared, 5000 + i // 10, 6000 + i), (6, 7)) for i in range(1000)]
-    assert len(segments_of(trajectory(*reads))) == 1000
+    assert len(segments_of(make_episode(*reads))) == 1000
     assert sum(compared) < 2 * sum(len(read.prompt_ids) for read in reads)  # every pair: 500 times as many
+
+
+# ---- Frozen turns --------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_turn_is_context_within_one_segment_and_trains_like_text_of_a_tool() -> None:
+    frozen_turn = make_turn((1, 2, 3, 4), (5,), 1, trained=False)
+    turns = [make_turn((1,), (2, 3)), frozen_turn, make_turn((1, 2, 3, 4, 5, 6), (7,), 2)]
+    (segment,) = segments_of(make_episode(*turns))
+    assert (segment.token_ids, segment.turn_index) == ((1, 2, 3, 4, 5, 6, 7), (-1, 0, 0, -1, -1, -1, 2))
+    assert segments_of(make_episode(frozen_turn)) == ()
+    frozen, tool = (
+        group_of([Grade(1.0), Grade(0.0)], *(make_episode(*one, rollout=i) for i in range(2)))
+        for one in (turns, [turns[0], turns[2]])
+    )
+    for aggregate in ("token", "segment", "trajectory", "prompt"):
+        (ours,), (theirs,) = (assign([one], CreditConfig(agg_mode=aggregate), 1) for one in (frozen, tool))
+        for row, other in zip(ours.segments, theirs.segments, strict=True):
+            assert (row.segment.token_ids, row.segment.loss_mask) == (other.segment.token_ids, other.segment.loss_mask)
+            assert (row.advantages, row.weights) == (other.advantages, other.weights)
+
+
+@pytest.mark.parametrize(("trained", "expected"), [(True, [0, 0, 0, 1, 1, 1, 2, 2]), (False, [0, 0, 0, 2, 2])])
+def test_a_frozen_turn_is_not_trained_when_earlier_turns_are_trained_again(trained: bool, expected: list[int]) -> None:
+    """`final_segment: all` on a rewritten context that still contains both turns."""
+    end, agent, critic = (9,), (4, 5, 0), (6, 7, 0)
+    turns = [make_turn((1, *end), agent), make_turn((1, *end, *agent, *end), critic, 1, trained=trained)]
+    last = segments_of(make_episode(*turns, make_turn((2, *end, *agent, *end, *critic, *end), (8, 0), 2)), "all")[-1]
+    assert [index for index in last.turn_index if index >= 0] == expected
+
+
+# ---- final_segment: all --------------------------------------------------------------------------------------
+
+HEAD, STOP = (8, 9), 0
+"""The tokens before a reply, and the one that ends it."""
+
+
+def headed(step: int, prompt: Sequence[int], sampled: Sequence[int]) -> Turn:
+    return turn(step, (*prompt, *HEAD), sampled)
+
+
+def pruning(*, cut: bool = True) -> Trajectory:
+    """Question 1; searches 21, 22, 23 with results 31, 32, 33; the last prunes 31, its call and half of the second."""
+    first, second, third = (21, STOP), (22, 50, 51, STOP), (23, STOP)
+    two = (1, *HEAD, *first, 31)
+    three = (*two, *HEAD, *second, 32)
+    rewritten = (1, *HEAD, *((22, 51, STOP) if cut else second), 32, *HEAD, *third, 33)
+    prompts = ((1,), two, three, rewritten)
+    return make_episode(*map(headed, range(4), prompts, (first, second, third, (24, STOP))))
+
+
+@pytest.mark.parametrize(("cut", "again"), [(True, [22, 51, STOP]), (False, [22, 50, 51, STOP])])
+def test_all_trains_surviving_assistant_tokens_again_as_the_code_does(cut: bool, again: list[int]) -> None:
+    """C9.1: the default trains every sampled token once."""
+    played = pruning(cut=cut)
+    first, once = segments_of(played)
+    trained = [segment.token_ids[i] for segment in (first, once) for i in segment.positions]
+    assert trained == [21, STOP, 22, 50, 51, STOP, 23, STOP, 24, STOP]
+    *earlier, final = segments_of(played, "all")
+    assert earlier == [first]
+    assert [final.token_ids[i] for i in final.positions] == [*again, 23, STOP, 24, STOP]
+    for i, logprob in zip(final.positions, final.logprobs, strict=True):  # the one of that sampled token
+        sampled = played.turns[final.turn_index[i]].completion
+        assert (final.token_ids[i], logprob) in zip(sampled.token_ids, sampled.logprobs, strict=True)
+    group = group_of([Grade(1.0), Grade(0.0)], played, make_episode(headed(0, (1,), (30, STOP)), rollout=1))
+    credit = advantages(group, adv_estimator="mean_std", final_segment="all")
+    assert credit == pytest.approx([2**-0.5] * (len(credit) - 2) + [-(2**-0.5)] * 2, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [headed(0, (1,), (2, STOP)), headed(1, (1, *HEAD, 2, STOP, 3), (4, STOP))],  # nothing was pruned
+        [headed(0, (1, 5), (7, STOP)), headed(1, (1, 7, 6), (4, STOP))],  # a reply as memory is not assistant text
+    ],
+)
+def test_all_equals_the_default_where_no_assistant_text_survives_a_prune(turns: list[Turn]) -> None:
+    assert segments_of(make_episode(*turns), "all") == segments_of(make_episode(*turns))
+
+
+def test_all_finds_every_reply_of_a_random_history_after_deletions() -> None:
+    """Whole turns are deleted at random; the expected positions come from the construction."""
+    for seed in range(300):
+        draw = random.Random(seed)
+        turns: list[Turn] = []
+        history: list[tuple[int, tuple[int, ...], int]] = []  # turn, reply, result of the tool
+        for step in range(draw.randrange(2, 9)):
+            prompt = [1, *(i for _, reply, result in history for i in (*HEAD, *reply, result))]
+            sampled = (100 + step, *(draw.randrange(20, 24) for _ in range(draw.randrange(4))), STOP)
+            turns.append(headed(step, prompt, sampled))
+            history.append((step, sampled, draw.randrange(30, 34)))
+        prompt, expected = [1], []
+        for step, reply, result in (entry for entry in history if draw.random() < 0.6):
+            expected += [(len(prompt) + len(HEAD) + i, step) for i in range(len(reply))]
+            prompt += [*HEAD, *reply, result]
+        turns.append(headed(len(turns), [*prompt, 5], (99, STOP)))
+        segments = segments_of(make_episode(*turns), "all")
+        if len(segments) > 1:
+            indices = segments[-1].turn_index[: len(prompt) + 1 + len(HEAD)]
+            assert [(at, step) for at, step in enumerate(indices) if step >= 0] == expected

@@ -1,4 +1,4 @@
-"""Speculative reading: the same trajectories as sequential reading, in fewer steps."""
+"""Speculative reading gives the trajectories of sequential reading in fewer steps."""
 
 from __future__ import annotations
 
@@ -48,14 +48,12 @@ class Letters(MemoryPolicy):
 
 
 class Marks:
-    """Replies "-", or the letter for those in `marks`. Fails where a test says so; counts requests in flight."""
+    """Replies "-", or the letter for those in `marks`. Raises the errors of `fail`; counts requests in flight."""
 
     max_context, version = 1000, 0
-    fail: dict[str, list[Exception]]
 
     def __init__(self, marks: str = "", fail: dict[str, list[Exception]] | None = None) -> None:
-        self.marks = marks
-        self.fail = fail or {}
+        self.marks, self.fail = marks, fail or {}
         self.calls: list[str] = []
         self.now = self.most = 0
 
@@ -69,8 +67,8 @@ class Marks:
                 await asyncio.sleep(0)
             if self.fail.get(prompt):
                 raise self.fail[prompt].pop(0)
-            said = prompt[1] if prompt[1] in self.marks else "-"
-            return Completion((ord(said), 0), (-0.5, -0.5), StopReason.STOP)
+            reply = prompt[1] if prompt[1] in self.marks else "-"
+            return Completion((ord(reply), 0), (-0.5, -0.5), StopReason.STOP)
         finally:
             self.now -= 1
 
@@ -85,12 +83,12 @@ def episode(sampler: Any, reads: int | str = "off", *, speculation: Speculation 
     return asyncio.run(read(sampler, speculation or Speculation.of(engine, 64), **options))
 
 
-@pytest.mark.parametrize("reads", [2, 3, 7, 64, "auto"])
-@pytest.mark.parametrize("marks", ["", "a", "z", "cg", "abcdefghijklmnopqrstuvwxyz"])
-def test_the_record_is_that_of_sequential_reading(marks: str, reads: int | str) -> None:
-    expected, found = episode(Marks(marks)), episode(Marks(marks), reads)
-    assert found == expected
-    assert len(found.turns) == SECTIONS
+@pytest.mark.parametrize("reads", [2, 7, 64, "auto"])
+@pytest.mark.parametrize("marks", ["", "a", "cg", "abcdefghijklmnopqrstuvwxyz"])
+def test_the_record_is_the_one_of_sequential_reading(marks: str, reads: int | str) -> None:
+    expected = episode(Marks(marks))
+    assert episode(Marks(marks), reads) == expected
+    assert len(expected.turns) == SECTIONS
 
 
 def test_a_document_without_changes_takes_few_steps_and_discards_nothing() -> None:
@@ -109,11 +107,11 @@ def test_a_change_discards_the_reads_after_it() -> None:
     speculation, sampler = Speculation(64, 64), Marks("d")
     episode(sampler, speculation=speculation)
     assert sampler.calls[:9] == [".a", ".b", ".c", ".d", ".e", ".f", ".g", "de", "df"]
-    second = sampler.calls.count("dd")  # the alphabet's second d changes nothing, for the memory is "d"
-    assert (speculation.discarded >= 3 * len(".e"), second >= 1) == (True, True)
+    assert "dd" in sampler.calls  # the alphabet's second d changes nothing, for the memory is "d"
+    assert speculation.discarded >= 3 * len(".e")
 
 
-def test_auto_takes_only_free_places() -> None:
+def test_auto_uses_only_free_slots() -> None:
     async def work(count: int, capacity: int) -> tuple[Marks, Speculation]:
         sampler, speculation = Marks(), Speculation("auto", capacity)
         await asyncio.gather(*(read(sampler, speculation, replace(PROBLEM, id=f"p{index}")) for index in range(count)))
@@ -129,43 +127,36 @@ def test_auto_takes_only_free_places() -> None:
     assert asyncio.run(work(1, 1000))[0].most <= AUTO_MOST
 
 
-def test_a_failure_counts_only_of_a_turn_that_counts() -> None:
-    """d changes the memory, so a failed guess of e with the old one leaves no trace; that of c does."""
+@pytest.mark.parametrize(("marks", "outcome", "turns"), [("d", Outcome.ANSWERED, 40), ("", Outcome.SAMPLER_FAILED, 4)])
+def test_a_failure_counts_only_in_a_turn_that_counts(marks: str, outcome: Outcome, turns: int) -> None:
+    """If d changes the memory, a failed guess of e with the old one leaves no trace; a failure of c does."""
 
-    def failing() -> dict[str, list[Exception]]:
-        return {".e": [SamplerError("lost")] * 9, ".c": [SamplerError("reset")]}
+    def sampler() -> Marks:
+        return Marks(marks, {".e": [SamplerError("lost")] * 9, ".c": [SamplerError("reset")]})
 
-    expected, found = episode(Marks("d", failing())), episode(Marks("d", failing()), 64)
-    assert found == expected
-    assert [event.before_turn for event in found.events if event.kind == "sampler_error"] == [3]
-    kept = episode(Marks("", {".e": [SamplerError("lost")] * 9}), 64)
-    assert (kept.outcome, len(kept.turns)) == (Outcome.SAMPLER_FAILED, 4)
-    assert kept == episode(Marks("", {".e": [SamplerError("lost")] * 9}))
+    trajectory = episode(sampler(), 64)
+    assert trajectory == episode(sampler())
+    assert (trajectory.outcome, len(trajectory.turns)) == (outcome, turns)
+    assert next(event.before_turn for event in trajectory.events if event.kind == "sampler_error") == 3
 
 
-def test_a_lost_engine_ends_the_episode_only_at_a_turn_that_counts() -> None:
+def test_a_lost_engine_ends_the_episode_only_in_a_turn_that_counts() -> None:
     assert episode(Marks("d", {".e": [EngineError("gone")]}), 64).outcome is Outcome.ANSWERED
     with pytest.raises(EngineError):
         episode(Marks("", {".e": [EngineError("gone")]}), 64)
 
 
-def test_an_episode_that_ends_early_leaves_no_request() -> None:
-    async def work() -> Marks:
-        sampler = Marks("", {".d": [SamplerError("lost")] * 3})
-        speculation = Speculation(64, 64)
-        await read(sampler, speculation, retries=0)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert (sampler.now, speculation.in_flight, speculation.episodes) == (0, 0, 0)
-        return sampler
-
-    asyncio.run(work())
+async def test_an_episode_that_ends_early_leaves_no_request() -> None:
+    sampler, speculation = Marks("", {".d": [SamplerError("lost")] * 3}), Speculation(64, 64)
+    await read(sampler, speculation, retries=0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert (sampler.now, speculation.in_flight, speculation.episodes) == (0, 0, 0)
 
 
 def test_recorded_turns_are_reused_and_the_rest_is_read_ahead() -> None:
-    whole = episode(Marks("d"))
-    sampler = Marks("d")
-    assert episode(sampler, 64, recorded=whole.turns[:10]) == whole
+    expected, sampler = episode(Marks("d")), Marks("d")
+    assert episode(sampler, 64, recorded=expected.turns[:10]) == expected
     assert len(sampler.calls) >= SECTIONS - 10
     assert ".a" not in sampler.calls
 
@@ -188,7 +179,8 @@ def test_the_setting(engine: str, training: bool, reads: Any) -> None:
     assert (speculation and speculation.reads) == reads
 
 
-# ---- with real weights -------------------------------------------------------------------------------------------
+# ---- With real weights ---------------------------------------------------------------------------------------
+
 
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "overwrite": ("memagent-quickstart", {"grounded": "verbatim"}),
@@ -212,51 +204,44 @@ def read_both_ways(engine: Engine, name: str, temperature: float, count: int, ch
     recipe, options = POLICIES[name]
     config = load_recipe(recipe)
     given = {**config.policy.options, **options}
-    if name not in ("recall",):
+    if name != "recall":
         given.pop("retriever", None)
     if name.startswith("examples"):
         given["chunk_size"] = 16
     policy = build_policy(PolicyConfig(name=name.partition(",")[0], options=given))
     problems = SyntheticSource(config.data.synthetic, 5, "eval").problems(step=0, count=count, size=chunks)
-    sampling = SamplingConfig(temperature=temperature)
 
-    async def work(speculation: Speculation | None) -> list[Trajectory]:
-        async def one(problem: Problem) -> Trajectory:
-            options: dict[str, Any] = {"key": (0,), "group_id": problem.id, "rollout": 0, "speculation": speculation}
-            sampler, codec = engine.sampler, engine.codec
-            return await play(problem, policy=policy, sampler=sampler, codec=codec, sampling=sampling, **options)
+    async def play_all(speculation: Speculation | None) -> list[Trajectory]:
+        common: dict[str, Any] = {"policy": policy, "sampler": engine.sampler, "codec": engine.codec, "key": (0,)}
+        common |= {"sampling": SamplingConfig(temperature=temperature), "rollout": 0, "speculation": speculation}
+        return await asyncio.gather(*(play(problem, group_id=problem.id, **common) for problem in problems))
 
-        return await asyncio.gather(*map(one, problems))
-
-    expected, speculation = asyncio.run(work(None)), Speculation(8, 64)
-    found = asyncio.run(work(speculation))
-    assert speculation.steps < speculation.read
-    worst, others = 0.0, 0
-    for one, other in zip(expected, found, strict=True):
+    expected, speculation = asyncio.run(play_all(None)), Speculation(8, 64)
+    others = 0
+    for one, other in zip(expected, asyncio.run(play_all(speculation)), strict=True):
         if [turn.completion.token_ids for turn in one.turns] != [turn.completion.token_ids for turn in other.turns]:
             others += 1
             continue
-        assert one.answer == other.answer
-        assert one.events == other.events
+        assert (one.answer, one.events) == (other.answer, other.events)
         for turn, again in zip(one.turns, other.turns, strict=True):
-            close = replace(again, completion=replace(again.completion, logprobs=turn.completion.logprobs))
-            assert close == turn
-            pairs = zip(turn.completion.logprobs, again.completion.logprobs, strict=True)
-            worst = max([worst, *(abs(a - b) for a, b in pairs)])
-    assert worst < 1e-4
+            assert again.completion.logprobs == pytest.approx(turn.completion.logprobs, rel=0, abs=1e-4)
+            assert replace(again, completion=replace(again.completion, logprobs=turn.completion.logprobs)) == turn
+    assert speculation.steps < speculation.read
     return others
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", POLICIES)
 def test_real_weights_give_the_same_tokens(engine: Engine, name: str, temperature: float) -> None:
-    assert read_both_ways(engine, name, temperature, count=12, chunks=12) == 0
+    assert read_both_ways(engine, name, temperature, count=6, chunks=10) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_thousand_episodes_give_the_same_tokens(engine: Engine, name: str, temperature: float) -> None:
-    """A sum that rounds otherwise in another batch decides about one draw in 10,000 to 100,000, in batches of another
-    size too: 9 of 1,000 episodes of the policy that is furthest from what the model knows."""
+    """A sum that is rounded differently in another batch decides about one draw in 10,000 to 100,000.
+
+    Sequential reading in another batch size differs as much: 9 of 1,000 episodes of the worst policy.
+    """
     assert read_both_ways(engine, name, temperature, count=1000, chunks=12) <= (20 if temperature else 0)

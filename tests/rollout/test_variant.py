@@ -1,4 +1,4 @@
-"""Training episodes played with other options, told apart afterwards; siblings share nothing that could change."""
+"""Training episodes with other policy options: which ones, their marks, and isolation from the others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CODEC: Any = LetterCodec()
 
 @dataclass(frozen=True)
 class Shouting(MemoryPolicy):
-    """Asks with its options in the prompt, so that a turn says which policy played it."""
+    """Has its options in the prompt, so that a turn shows which policy played it."""
 
     tool: bool = True
     max_tokens: int = 8
@@ -45,9 +45,9 @@ class Shouting(MemoryPolicy):
 
     async def run(self, problem: Problem, model: Model) -> Answered:
         prompt = model.codec.encode(problem.question + ("with" if self.tool else "without"))
-        said = await model.generate(prompt, name="answer", max_tokens=self.max_tokens)
+        completion = await model.generate(prompt, name="answer", max_tokens=self.max_tokens)
         prompt.clear()  # the policy's own list
-        return Answered(model.codec.decode(said.token_ids))
+        return Answered(model.codec.decode(completion.token_ids))
 
 
 sys.modules.setdefault("variant_example", sys.modules[__name__])
@@ -79,31 +79,24 @@ def test_a_share_of_the_episodes_is_played_with_the_changed_options_and_marked()
     groups = played()
     changed = kinds(groups)
     assert 0.38 < sum(changed) / len(changed) < 0.62  # 320 draws at 0.5: more than four deviations
-    for group in groups:
-        for trajectory in group.trajectories:
-            assert is_variant(trajectory) is without(trajectory)
-            marks = [dict(event.detail) for event in trajectory.events if event.kind == "variant"]
-            assert marks == ([{"options": {"tool": False}}] if without(trajectory) else [])
+    for trajectory in (t for group in groups for t in group.trajectories):
+        assert is_variant(trajectory) is without(trajectory)
+        marks = [dict(event.detail) for event in trajectory.events if event.kind == "variant"]
+        assert marks == ([{"options": {"tool": False}}] if without(trajectory) else [])
 
 
-def test_which_episodes_they_are_depends_on_the_episodes_key_alone() -> None:
-    whole = played()
-    assert kinds(whole) == kinds(played())
-    assert kinds(whole)[:8] == kinds(played(problems=1))  # in whatever batch
-    assert kinds(whole) != kinds(played(key=(0, "train", 2, 0)))
-    assert kinds(whole) != kinds(played(key=(1, "train", 1, 0)))
-
-
-def test_episodes_of_the_others_are_what_they_were_without_a_variant() -> None:
+def test_the_key_of_an_episode_decides_and_other_episodes_are_unchanged() -> None:
     """C9.9: the original strips the prompts of sibling rollouts, which share one list of messages."""
-    plain = [t for group in played(variant=None) for t in group.trajectories]
-    mixed = [t for group in played() for t in group.trajectories]
-    assert [t for t in mixed if not is_variant(t)] == [
-        t for t, other in zip(plain, mixed, strict=True) if not is_variant(other)
-    ]
+    groups = played()
+    assert kinds(groups)[:8] == kinds(played(problems=1))  # in any batch
+    assert kinds(groups) != kinds(played(key=(0, "train", 2, 0)))
+    assert kinds(groups) != kinds(played(key=(1, "train", 1, 0)))
+    plain, mixed = ([t for group in made for t in group.trajectories] for made in (played(variant=None), groups))
+    others = [t for t, other in zip(plain, mixed, strict=True) if not is_variant(other)]
+    assert [t for t in mixed if not is_variant(t)] == others
 
 
-def test_nothing_that_siblings_share_can_be_changed() -> None:
+def test_objects_shared_by_rollouts_are_immutable() -> None:
     """C9.9, C9.10: the original edits messages in place and writes max_tokens into the shared sampling parameters."""
     for shared in (Problem("p", "?", ("a",)), SamplingParams(max_tokens=4), SamplingConfig()):
         name = "max_tokens" if isinstance(shared, SamplingParams) else next(iter(type(shared).__annotations__))
@@ -114,12 +107,11 @@ def test_nothing_that_siblings_share_can_be_changed() -> None:
         assert cls.__dataclass_params__.frozen, cls.__name__
 
 
-def test_the_two_policies_share_no_option_that_could_be_changed() -> None:
-    """C9.10: leaving out one tool must not take the others from anybody."""
+def test_the_two_policies_share_no_mutable_option() -> None:
+    """C9.10: omitting one tool must not remove the others from the plain policy."""
     options: dict[str, Any] = {"nested": {"search": {}, "mine": {}}}
-    given = config().model_copy(update={"policy": PolicyConfig(name="variant_example:Nested", options=options)})
-    variant = build_variant(given)
-    plain = build_policy(given.policy)
+    named = config().model_copy(update={"policy": PolicyConfig(name="variant_example:Nested", options=options)})
+    variant, plain = build_variant(named), build_policy(named.policy)
     assert variant is not None
     assert isinstance(variant.policy, Nested)
     assert isinstance(plain, Nested)
@@ -143,22 +135,20 @@ class Nested:
         ({"max_tokens": 0}, r"^train\.variant\.options\.max_tokens=0: must be at least 1"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_played(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_invalid_options_are_rejected_before_the_run(options: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         build_variant(config(**options))
     with open_run(tmp_path / "run", config(**options)) as folder, pytest.raises(ConfigError, match=message):
         make_trainer(folder, policy=Shouting())
 
 
-def test_a_variant_that_changes_nothing_is_refused() -> None:
+def test_a_variant_without_a_change_is_rejected() -> None:
     for wrong in ({"share": 0.5, "options": {}}, {"share": 0, "options": {"tool": False}}):
         with pytest.raises(ValidationError):
             small_config(variant=wrong)
 
 
-def test_training_has_variants_evaluation_has_none_and_records_tell_them_apart(tmp_path: Path) -> None:
+def test_training_has_variants_evaluation_has_none_and_records_mark_them(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", config()) as folder:
         trainer = make_trainer(folder, policy=Shouting())
         report = asyncio.run(trainer.step(1))
@@ -177,7 +167,7 @@ def test_training_has_variants_evaluation_has_none_and_records_tell_them_apart(t
     assert [is_variant(t) for group in read for t in group.trajectories] == kinds(list(report.groups))
 
 
-def test_rewards_are_told_apart_and_nothing_is_said_without_a_variant() -> None:
+def test_rewards_are_reported_separately_and_only_with_a_variant() -> None:
     plain = Trajectory("p", "g", 0, (), Outcome.ANSWERED)
     other = Variant(Shouting(), 0.5, {"tool": False}).marked(plain)
     group = Group(Problem("p", "?", ("a",)), (plain, other, other, plain), tuple(map(Grade, (1.0, 0.0, 0.5, None))))
@@ -189,7 +179,6 @@ def test_rewards_are_told_apart_and_nothing_is_said_without_a_variant() -> None:
 
 
 def test_a_quickstarts_rival_is_trained_without_the_agents_variant() -> None:
-    """Its options are the agent's: a rival of another kind would refuse them, or learn to play by them."""
     rivals = {"rival": {"name": "overwrite", "options": {"memory_tokens": 8}}}
     agent = config().model_copy(update={"evaluation": EvaluationConfig.model_validate({"trained_baselines": rivals})})
     rival = baseline_config(agent, "rival")

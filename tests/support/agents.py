@@ -14,6 +14,7 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.events import Event
 from palimpsest.rollout.episode import play
 from palimpsest.text.codec import Codec
+from palimpsest.text.tool_calls import CallStyle
 from palimpsest.types import Completion, Problem, StopReason, Trajectory
 
 BASE_MODEL = Path(__file__).parents[2] / "src" / "palimpsest" / "assets" / "base-model"
@@ -274,6 +275,10 @@ CALLING = {  # by the format of their calls
     ),
     "lfm2": (_LFM2, ["<|im_end|>", "<|im_start|>", "<|tool_call_start|>", "<|tool_call_end|>"]),
 }
+
+TOOL_FAMILIES: dict[CallStyle, str] = {"hermes": "qwen", "llama3": "llama3", "mistral": "mistral"}
+TOOL_FAMILIES |= {style: style for style in CALLING}  # type: ignore[misc]
+"""A family that writes calls in each format."""
 
 
 @lru_cache

@@ -1,10 +1,12 @@
-"""Groups of given rewards and lengths, and what credit gave them."""
+"""Groups of given rewards and lengths, and the credit they get."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from palimpsest.config.schema import CreditConfig
+from palimpsest.credit.assign import assign
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 
@@ -21,7 +23,11 @@ def trajectory(*lengths: int, rollout: int = 0) -> Trajectory:
 def group(rewards: Sequence[float | None], lengths: Sequence[Sequence[int]] | None = None, name: str = "p") -> Group:
     """Trajectory i has reward `rewards[i]`, None for ungraded, and a segment for each of `lengths[i]`."""
     played = [trajectory(*one, rollout=i) for i, one in enumerate(lengths or [(1,)] * len(rewards))]
-    return Group(Problem(name, "?", ("a",)), tuple(played), tuple(Grade(r) for r in rewards))
+    return group_of([Grade(reward) for reward in rewards], *played, name=name)
+
+
+def group_of(grades: Sequence[Grade], *trajectories: Trajectory, name: str = "p") -> Group:
+    return Group(Problem(name, "?", ("a",)), trajectories, tuple(grades))
 
 
 def trained(segment: TrainSegment) -> list[tuple[float, float]]:
@@ -37,3 +43,13 @@ def state_mix(alpha: float, **options: Any) -> dict[str, Any]:
 def only(batches: tuple[StepBatch, ...]) -> StepBatch:
     (batch,) = batches
     return batch
+
+
+def one_batch(*groups: Group, key: tuple[int | str, ...] = (), **credit: Any) -> StepBatch:
+    """The groups as one optimizer step; `credit` is fields of a `CreditConfig`."""
+    return only(assign(groups, CreditConfig(**credit), 1, key))
+
+
+def advantages(*groups: Group, **credit: Any) -> list[float]:
+    """Advantages of the trained tokens, in order of trajectories and turns."""
+    return [advantage for segment in one_batch(*groups, **credit).segments for advantage in segment.advantages]

@@ -44,19 +44,25 @@ class LetterCodec:
         return tuple(i for i in ids if i != 0)
 
 
+class Killed(BaseException):
+    """The process is gone."""
+
+
 class SeedSampler:
-    """Says 'yes' or 'no ' by the seed alone; counts, and can be told to fail."""
+    """Says 'yes' or 'no ' by the seed alone; raises the errors of `fail`, is killed after `dies_after` calls."""
 
     max_context = 1000
 
-    def __init__(self, *, fail: Sequence[Exception] = (), learner: Any = None) -> None:
+    def __init__(self, *, fail: Sequence[Exception] = (), learner: Any = None, dies_after: int | None = None) -> None:
         self.calls: list[tuple[tuple[int, ...], SamplingParams]] = []
-        self._fail = list(fail)
+        self._fail, self._dies_after = list(fail), dies_after
         self._learner = learner
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
     ) -> Completion:
+        if len(self.calls) == self._dies_after:
+            raise Killed
         self.calls.append((tuple(prompt_ids), params))
         await asyncio.sleep(0)
         if self._fail:
@@ -100,6 +106,11 @@ class YesGrader:
             return Grade(None, f"episode ended as {trajectory.outcome}")
         value = float(trajectory.answer == "yes")
         return Grade(value, breakdown={"em": value})
+
+
+class ConstantGrader:
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        return Grade(1.0)
 
 
 class HashLearner:
@@ -148,6 +159,12 @@ class NumberedSource:
 def small_config(**train: Any) -> RunConfig:
     sizes = {"max_steps": 6, "batch_size": 2, "group_size": 4, "save_steps": 2, "save_total_limit": 2}
     return RunConfig.model_validate({"train": {**sizes, **train}, "logging": {"report_to": ["jsonl"]}})
+
+
+def changed(config: RunConfig, **sections: Any) -> RunConfig:
+    """The configuration with other values in its sections."""
+    values = config.model_dump(mode="json")
+    return RunConfig.model_validate(values | {name: (values[name] or {}) | given for name, given in sections.items()})
 
 
 def make_trainer(folder: RunFolder, **parts: Any) -> Trainer:

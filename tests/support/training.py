@@ -21,3 +21,14 @@ def train(path: Path, config: RunConfig | None = None, *, resume: bool = False, 
         trainer: Any = make_trainer(folder, **parts)
         trainer.finished = asyncio.run(trainer.run())
     return trainer, warnings
+
+
+def run_files(path: Path) -> dict[str, bytes]:
+    """The files of a run that must be the same after every resume."""
+    files = [path / "config.yaml", path / "metrics.jsonl", *path.glob("trajectories/*"), *path.glob("checkpoints/**/*")]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files if file.is_file()}
+
+
+def checkpoints(path: Path) -> list[str]:
+    """Names of the checkpoints of a run."""
+    return sorted(folder.name for folder in (path / "checkpoints").iterdir())

@@ -1,5 +1,4 @@
-"""Training on a GPU, killed and resumed. On a CPU it comes to the same bytes; on a GPU kernels may add up in another
-order from run to run, so steps are compared to a tolerance, and the table says whether all bytes agreed."""
+"""A killed and resumed run on a GPU, whose kernels may add in another order, is compared to a tolerance."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ REACHED = 4  # a checkpoint is written every third step
 TOLERANCE = {"rel": 0.05, "abs": 0.01}
 
 
-def test_a_run_killed_and_resumed_goes_on_as_if_nothing_had_been(
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     device: str, tmp_path: Path, tiny_tokenizer: Any, record_property: Callable[[str, object], None]
 ) -> None:
     model, whole, killed = tmp_path / "model", tmp_path / "whole", tmp_path / "killed"

@@ -1,9 +1,6 @@
-"""A Qwen2 of 0.5B with random weights: seconds of each stage of a training step, and its longest kernels; the learner's
-share of the rate of matrix products, and a forest against its segments; a long document read speculatively.
+"""Timings of a training step, of the learner and of speculative reading for a random Qwen2 of 0.5B.
 
-Three steps of MemAgent: the first compiles, the second is timed, the third runs under torch.profiler, which slows it
-down. rl-step.json has the second's timings, rl-step.txt the profiler's table; how fast it was is not judged. On a CPU
-the same runs at tiny sizes in float32, and operators replace kernels.
+Writes rl-step.json and the profiler's table rl-step.txt. On a CPU the same tests run at tiny sizes in float32.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ TINY: dict[str, Any] = DATA | {
 
 
 def parity(problem: Problem, trajectory: Trajectory) -> float:
-    """Of the answer's last token: a random model never answers right."""
+    """Parity of the last token of the answer: a random model never answers correctly."""
     return float(trajectory.turns[-1].completion.token_ids[-1] % 2)
 
 
@@ -75,7 +72,7 @@ def build_model(large: bool) -> Any:
     return model.to(torch.bfloat16 if large else torch.float32)
 
 
-def test_a_whole_step_of_half_a_billion_weights_is_profiled(
+def test_a_training_step_of_half_a_billion_weights_is_profiled(
     device: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     cuda = device == "cuda"
@@ -120,13 +117,13 @@ def test_the_learner_reaches_a_share_of_the_matrix_rate_and_a_forest_saves_time(
 ) -> None:
     """A group of 16 segments over one prefix, and 16 segments of the same lengths that share nothing."""
     cuda = device == "cuda"
-    prefix, own, size = (4000, 256, 4096) if cuda else (256, 16, 256)
+    prefix, branch, size = (4000, 256, 4096) if cuda else (256, 16, 256)
     model = build_model(cuda).to(device)
     learner = ForestLearner(model, optim=OptimConfig(), loss=LossConfig(), micro_batch_tokens=16_384)
     draw = random.Random(0)
     root = token_ids(draw, prefix)
-    forest = batch_of_rows([root + token_ids(draw, own) for _ in range(16)], draw, share=0.05)
-    dense = batch_of_rows([token_ids(draw, prefix + own) for _ in range(16)], draw, share=0.05)
+    forest = batch_of_rows([root + token_ids(draw, branch) for _ in range(16)], draw, share=0.05)
+    dense = batch_of_rows([token_ids(draw, prefix + branch) for _ in range(16)], draw, share=0.05)
     (passed, shared), (_, alone) = timed(learner, forest, device), timed(learner, dense, device)
     factor = torch.randn(size, size, device=device, dtype=model.dtype)
     product = least_seconds(lambda: factor @ factor, device)
@@ -150,7 +147,7 @@ def timed(learner: ForestLearner, batch: StepBatch, device: str) -> tuple[Update
 
 
 def least_seconds(work: Callable[[], object], device: str) -> float:
-    """Of two rounds, after one that compiles."""
+    """The faster of two rounds, after one that compiles."""
     least = float("inf")
     for number in range(3):
         started = time.perf_counter()
