@@ -1,29 +1,34 @@
-"""Assembly: gold paragraphs among distractors, wherever chance puts them and nowhere else."""
+"""Contexts assembled from gold paragraphs and distractors, uniformly or in a given order and distance."""
 
 import random
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.data.assemble import Corpus, assemble, document_block
+from palimpsest.config.load import parse_config
+from palimpsest.data.assemble import Corpus, Placing, assemble, document_block
 from palimpsest.data.record import Record
-from palimpsest.errors import DataError
+from palimpsest.errors import ConfigError, DataError
 from support.records import CORPUS, record
 
 
 def blocks(context: str) -> list[str]:
-    """Split by hand: numbers must run from 1."""
+    """Documents of a context, whose numbers must run from 1."""
     parts = re.split(r"(?:^|\n\n)Document (\d+):\n", context)
     assert parts[0] == ""
     assert [int(number) for number in parts[1::2]] == list(range(1, len(parts) // 2 + 1))
     return parts[2::2]
 
 
+@settings(max_examples=50)
 @given(st.integers(2, 410), st.integers(0, 5))
-def test_a_context_holds_every_gold_and_the_asked_number_of_distinct_documents(documents: int, seed: int) -> None:
+def test_a_context_contains_every_gold_and_the_requested_number_of_distinct_documents(
+    documents: int, seed: int
+) -> None:
     problem = assemble(record(), corpus=CORPUS, documents=documents, seed=seed)
     found = blocks(problem.context or "")
     assert len(found) == len(set(found)) == documents == problem.metadata["num_docs"]
@@ -61,17 +66,6 @@ def test_evidence_positions_are_uniform_and_independent_between_problems() -> No
     assert chi_square(gaps, 10) < LIMIT_9
 
 
-def test_the_published_fixed_permutation_would_fail_that_test() -> None:
-    positions = []
-    for i in range(2000):
-        own = list(record(f"p{i}").paragraphs or ())
-        documents = own + random.Random(i).sample(CORPUS.paragraphs, 40)
-        random.Random(4).shuffle(documents)
-        positions.append(documents.index(own[0]))
-    assert len(set(positions)) == 1
-    assert chi_square(Counter(at // 5 for at in positions), 10) > 100 * LIMIT_9
-
-
 def test_distractors_are_drawn_uniformly_from_the_corpus_without_the_questions_own() -> None:
     corpus = Corpus.of([[f"d{i}" for i in range(10)] + ["own a", "own b"]])
     drawn = Counter(
@@ -95,11 +89,39 @@ def test_without_named_gold_all_own_paragraphs_are_kept() -> None:
     assert problem.metadata["evidence"] == ()
 
 
-def test_counts_that_cannot_be_met_are_refused_by_name() -> None:
-    with pytest.raises(DataError, match=r"problem q: data.documents=411 needs 401 distractors.* only 400 outside"):
-        assemble(record(), corpus=CORPUS, documents=411)
-    with pytest.raises(DataError, match=r"problem q: 2 gold paragraphs exceed data.documents=1"):
-        assemble(record(), corpus=CORPUS, documents=1)
+@pytest.mark.parametrize(
+    ("gold", "documents", "placing", "reason"),
+    [
+        ((0, 7), 411, Placing(), "data.documents=411 needs 401 distractors.* only 400 outside"),
+        ((0, 7), 1, Placing(), "2 gold paragraphs exceed data.documents=1"),
+        ((0, 7), 20, Placing("reverse", 30), "2 gold paragraphs 30 documents apart need 31 .*, but data.documents=20"),
+        ((), 20, Placing("reverse"), "marks no gold paragraphs"),
+    ],
+)
+def test_counts_and_distances_that_cannot_be_met_are_rejected(
+    gold: tuple[int, ...], documents: int, placing: Placing, reason: str
+) -> None:
+    with pytest.raises(DataError, match=f"problem q: .*{reason}"):
+        assemble(record(gold=gold), corpus=CORPUS, documents=documents, placing=placing)
+
+
+@settings(max_examples=50)
+@given(st.integers(20, 60), st.integers(1, 15), st.sampled_from(["forward", "reverse", "any"]), st.integers(0, 5))
+def test_gold_is_placed_in_order_and_at_its_distance(documents: int, distance: int, order: Any, seed: int) -> None:
+    problem = assemble(record(), corpus=CORPUS, documents=documents, seed=seed, placing=Placing(order, distance))
+    plain = assemble(record(), corpus=CORPUS, documents=documents, seed=seed)
+    first, second = problem.metadata["evidence_positions"]
+    assert abs(first - second) >= distance
+    assert order == "any" or (first < second) == (order == "forward")
+    found = blocks(problem.context or "")
+    assert [found[first - 1], found[second - 1]] == list(record().gold)
+    assert sorted(found) == sorted(blocks(plain.context or ""))
+
+
+@pytest.mark.parametrize("data", ["{order: reverse}", "{train_files: a.json, min_distance: 3}"])
+def test_order_and_distance_need_documents(data: str) -> None:
+    with pytest.raises(ConfigError, match=r"data.order and data.min_distance place the gold paragraphs"):
+        parse_config(f"data: {data}")
 
 
 def test_a_finished_context_keeps_its_documents() -> None:
