@@ -1,8 +1,13 @@
-"""Small groups of episodes."""
+"""Small groups of episodes, and turns that read a section."""
 
 from __future__ import annotations
 
-from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from typing import Any
+
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
+from support.fakes import LetterCodec
+
+CODEC: Any = LetterCodec()
 
 
 def sample_groups(count: int = 3) -> list[Group]:
@@ -20,3 +25,18 @@ def sample_groups(count: int = 3) -> list[Group]:
         )
         for i in range(count)
     ]
+
+
+def reading_turn(
+    step: int, section: str, memory: str, written: str, question: str, stop: StopReason = StopReason.STOP
+) -> Turn:
+    """A turn whose prompt names its pieces, one token per letter."""
+    pieces = {"question": question, "memory": memory, "section": section}
+    prompt = Prompt.joined(
+        part
+        for name, text in pieces.items()
+        for part in (CODEC.encode(f" {name}: "), Prompt.named(name, CODEC.encode(text)))
+    )
+    ids = (*CODEC.encode(written), *((0,) if stop is StopReason.STOP else ()))
+    completion = Completion(ids, (-0.1,) * len(ids), stop)
+    return Turn(tuple(prompt), completion, step, "read", {"chunk": step}, prompt.spans)

@@ -1,4 +1,4 @@
-"""Measures of tool agents, by the names of events and notes, and their figures over training."""
+"""Metrics of tool agents by hand, and their figures over training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SECOND = episode(1, CALL, PruneRefused("b", "no such id"), error("timeout"), pru
 PROBLEM = Problem("p", "?", ("a",))
 
 
-def test_measures_of_training_are_means_over_episodes_worked_by_hand() -> None:
+def test_metrics_of_training_are_means_over_episodes() -> None:
     metrics = group_metrics([Group(PROBLEM, (FIRST, SECOND), (Grade(1.0), Grade(0.0)))], CODEC, CreditConfig())
     expected = {
         "prunes": 0.5,
@@ -62,13 +62,13 @@ def test_measures_of_training_are_means_over_episodes_worked_by_hand() -> None:
     assert {name: metrics[f"tool/{name}"] for name in expected} == expected
 
 
-def test_episodes_of_a_variant_say_nothing_of_how_tools_are_used() -> None:
+def test_episodes_of_a_variant_do_not_count_for_tool_metrics() -> None:
     bare = episode(2, VariantPlayed({"prune": False}), pruned=False)
     group = Group(PROBLEM, (FIRST, bare), (Grade(1.0), Grade(0.0)))
     assert group_metrics([group], CODEC, CreditConfig())["tool/prunes"] == 1.0
 
 
-def test_evaluation_has_the_same_measures_and_memory_agents_have_none() -> None:
+def test_evaluation_has_the_same_metrics_and_memory_agents_have_none() -> None:
     measured = measure_memory(PROBLEM, FIRST, Grade(1.0), GroupTexts(CODEC))
     assert (measured["prunes"], measured["context_tokens_max"], measured["segments"]) == (1.0, 6.0, 2.0)
     plain = Trajectory("p", "g", 0, (Turn((1,), FIRST.turns[0].completion, 0, "answer"),), Outcome.ANSWERED)
@@ -77,7 +77,7 @@ def test_evaluation_has_the_same_measures_and_memory_agents_have_none() -> None:
     assert not [name for name in metrics if name.startswith("tool/")]
 
 
-def test_figures_over_training_are_drawn_of_what_the_metrics_hold() -> None:
+def test_figures_over_training_show_the_metrics_of_their_rows() -> None:
     rows = [{"step": step, "tool/prunes": step / 4, "tool/context_tokens": 100.0 - step} for step in range(1, 9)]
     figures = training_figures(rows)
     assert [figure["name"] for figure in figures] == ["prunes", "context"]

@@ -1,7 +1,8 @@
-"""Replies in tags: what counts, what is a fault, and which ids are cut out."""
+"""Replies in tags: what counts, which faults there are, and which ids are cut out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import pytest
@@ -12,9 +13,16 @@ from palimpsest.text.reply_tags import Cutter, Fault, RecallReply, find_tags, re
 from support.agents import family_codec
 from support.fakes import LetterCodec
 
+LETTERS: Any = LetterCodec()
 
-def read(text: str, codec: Any = LetterCodec(), **options: Any) -> RecallReply | Fault:
+
+def read(text: str, codec: Any = LETTERS, **options: Any) -> RecallReply | Fault:
     return read_recall_reply([*codec.encode(text), codec.stop_ids[0]], codec, **options)
+
+
+def valid(reply: RecallReply | Fault) -> RecallReply:
+    assert isinstance(reply, RecallReply)
+    return reply
 
 
 @pytest.mark.parametrize(
@@ -30,12 +38,13 @@ def read(text: str, codec: Any = LetterCodec(), **options: Any) -> RecallReply |
         ("<thinking>an <update></think><update>a</update>", "a", None),
         ("<update>a</update><recall> \n </recall>", "a", None),
         ("<update>1 < 2 </memory></update>", "1 < 2 </memory>", None),
+        # the expression of ReMemR1's code stops at the line break and finds no query
+        ("<update>a</update><recall>Bob\nand Ann</recall>", "a", "Bob\nand Ann"),
     ],
 )
 def test_one_update_and_at_most_one_recall_are_read(text: str, update: str, query: str | None) -> None:
-    reply = read(text)
-    assert isinstance(reply, RecallReply)
-    assert (LetterCodec().decode(reply.update), reply.query) == (update, query)
+    reply = valid(read(text))
+    assert (LETTERS.decode(reply.update), reply.query) == (update, query)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +64,7 @@ def test_one_update_and_at_most_one_recall_are_read(text: str, update: str, quer
         ("<update>a</update><recall>b</recall><recall>c</recall>", "2 times <recall>"),
     ],
 )
-def test_a_malformed_reply_says_why(text: str, reason: str) -> None:
+def test_a_malformed_reply_has_a_reason(text: str, reason: str) -> None:
     assert read(text) == Fault(reason)
 
 
@@ -70,90 +79,73 @@ def test_a_malformed_reply_says_why(text: str, reason: str) -> None:
         ("<update>a</update>", "a", None),
     ],
 )
-def test_a_lenient_reader_takes_the_first_update_and_says_what_is_wrong(
+def test_a_lenient_reader_takes_the_first_update_and_reports_the_fault(
     text: str, update: str, fault: str | None
 ) -> None:
-    """ReMemR1's code searches for the first; its point for the form wants exactly one."""
-    reply = read(text, lenient=True)
-    assert isinstance(reply, RecallReply)
-    assert (LetterCodec().decode(reply.update), reply.fault) == (update, fault)
+    """ReMemR1's code searches for the first update; its reward for the format needs exactly one."""
+    reply = valid(read(text, lenient=True))
+    assert (LETTERS.decode(reply.update), reply.fault) == (update, fault)
 
 
 def test_two_recall_tags_are_never_merged_into_one_query() -> None:
-    """ReMemR1's greedy expression makes "Bob</recall> and <recall>Ann" of it."""
+    """ReMemR1's greedy expression reads "Bob</recall> and <recall>Ann"."""
     text = "<update>a</update><recall>Bob</recall> and <recall>Ann</recall>"
     assert read(text) == Fault("2 times <recall>")
-    lenient = read(text, lenient=True)
-    assert isinstance(lenient, RecallReply)
-    assert lenient.query is None
-    assert LetterCodec().decode(lenient.rest) == "<update>a</update> and "
+    lenient = valid(read(text, lenient=True))
+    assert (lenient.query, LETTERS.decode(lenient.rest)) == (None, "<update>a</update> and ")
 
 
-def test_a_query_over_two_lines_is_a_query() -> None:
-    """ReMemR1's expression stops at the line break and finds none."""
-    reply = read("<update>a</update><recall>Bob\nand Ann</recall>")
-    assert isinstance(reply, RecallReply)
-    assert reply.query == "Bob\nand Ann"
+def test_the_rest_is_the_reply_without_its_recall() -> None:
+    reply = valid(read("<thinking>t</thinking><update>a</update> <recall>q</recall>!"))
+    assert LETTERS.decode(reply.rest) == "<thinking>t</thinking><update>a</update> !"
 
 
-def test_the_whole_reply_without_its_recall_keeps_everything_else() -> None:
-    reply = read("<thinking>t</thinking><update>a</update> <recall>q</recall>!")
-    assert isinstance(reply, RecallReply)
-    assert LetterCodec().decode(reply.rest) == "<thinking>t</thinking><update>a</update> !"
-
-
-def test_ids_between_tags_are_the_sampled_ones_and_not_encoded_again(tiny_codec: Any) -> None:
+def test_ids_between_tags_are_the_sampled_ones(tiny_codec: Any) -> None:
     letters = [i for letter in "the color of Anna" for i in tiny_codec.encode(letter)]
     assert tiny_codec.encode(tiny_codec.decode(letters)) != letters
     ids = [*tiny_codec.encode("<update>"), *letters, *tiny_codec.encode("</update>"), tiny_codec.stop_ids[0]]
-    reply = read_recall_reply(ids, tiny_codec)
-    assert isinstance(reply, RecallReply)
-    assert reply.update == letters
+    assert valid(read_recall_reply(ids, tiny_codec)).update == letters
 
 
 class PairCodec(LetterCodec):
-    """Knows a few tokens that straddle a tag's boundary."""
+    """Has a few tokens that straddle a tag's boundary."""
 
     merged: ClassVar = {200_001: ".</", 200_002: "> B", 200_003: ">x<"}
 
-    def decode(self, ids: Any, *, control: bool = True) -> str:
+    def decode(self, ids: Iterable[int], *, control: bool = True) -> str:
         return "".join(self.merged.get(i) or chr(i) for i in ids if i != 0)
 
 
-def test_a_token_that_straddles_a_boundary_gives_its_share_and_nothing_else_is_spelt_anew() -> None:
-    codec = PairCodec()
+def test_only_a_token_that_straddles_a_boundary_is_encoded_again() -> None:
+    codec: Any = PairCodec()
     ids = [*map(ord, "<update"), 200_002, *map(ord, "ob ran"), 200_001, *map(ord, "update>")]
-    reply = read_recall_reply(ids, codec)
-    assert isinstance(reply, RecallReply)
-    assert reply.update == [*map(ord, " B"), *map(ord, "ob ran"), ord(".")]
+    assert valid(read_recall_reply(ids, codec)).update == [*map(ord, " B"), *map(ord, "ob ran"), ord(".")]
     inside = read_recall_reply([*map(ord, "<update"), 200_003, *map(ord, "/update>")], codec)
-    assert isinstance(inside, RecallReply)
-    assert inside.update == [ord("x")]
+    assert valid(inside).update == [ord("x")]
 
 
 def test_a_memory_in_bytes_is_cut_whole() -> None:
     codec = family_codec("spm")
-    said = "a 日本😀 fact"
-    reply = read(f"<thinking>é😀</thinking><update>{said}</update>", codec)
-    assert isinstance(reply, RecallReply)
-    assert reply.update == codec.encode(f"<{said}")[-len(reply.update) :]  # the ids that were sampled
-    assert codec.decode(reply.update) == said
+    text = "a 日本😀 fact"
+    reply = valid(read(f"<thinking>é😀</thinking><update>{text}</update>", codec))
+    assert reply.update == codec.encode(f"<{text}")[-len(reply.update) :]  # the sampled ids
+    assert codec.decode(reply.update) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=40), start=st.integers(0, 40), end=st.integers(0, 40))
-def test_any_cut_says_exactly_its_characters(tiny_codec: Any, text: str, start: int, end: int) -> None:
+def test_a_cut_decodes_to_its_characters(tiny_codec: Any, text: str, start: int, end: int) -> None:
     cutter = Cutter.of(tiny_codec.encode(text), tiny_codec)
     start, end = sorted((min(start, len(cutter.text)), min(end, len(cutter.text))))
     assert tiny_codec.decode(cutter.cut(start, end)) == cutter.text[start:end]
 
 
 @given(st.lists(st.sampled_from(["<update>", "</update>", "<recall>", "</recall>", "<think>", "</think>", "a", "\n"])))
-def test_no_order_of_tags_is_read_twice_or_raises(pieces: list[str]) -> None:
+def test_tags_in_any_order_are_read_at_most_once(pieces: list[str]) -> None:
     text = "".join(pieces)
-    parts = find_tags(text, ("update", "recall"))
-    if not isinstance(parts, Fault):
-        ends = [place for part in parts for place in part.outer]
+    tags = find_tags(text, ("update", "recall"))
+    if not isinstance(tags, Fault):
+        ends = [place for tag in tags for place in tag.outer]
         assert ends == sorted(ends)
-        assert all(text[slice(*part.inner)] == part.text for part in parts)
-        assert not any("<update>" in part.text or "<recall>" in part.text for part in parts)
+        assert all(text[slice(*tag.inner)] == tag.text for tag in tags)
+        assert not any("<update>" in tag.text or "<recall>" in tag.text for tag in tags)
