@@ -1,4 +1,4 @@
-"""Tools: how they are built, and search over a problem's own passages against the index on disk."""
+"""How tools are built, and search over the passages or the document of a problem."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from palimpsest.seeding import keyed_random
 from palimpsest.tools.tool import PassageIndex, SearchTool, ToolError, build_tools
 from palimpsest.types import Problem
 from support.agents import FACTS, PASSAGES, world
+from support.records import one_line_error
 
 MODULE = """
 from palimpsest.tools.tool import ToolSpec
@@ -41,17 +42,17 @@ class NoTool:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "tools_of_a_user.py").write_text(MODULE)
+    (tmp_path / "custom_tools.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    return "tools_of_a_user"
+    return "custom_tools"
 
 
 def ask(tool: Any, problem: Problem, **arguments: Any) -> str:
     return str(asyncio.run(tool.call(arguments, problem)))
 
 
-def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
+def test_a_custom_tool_is_found_by_module_and_class(module: str) -> None:
     tools = build_tools({"search": {}, f"{module}:Adder": {"base": 40}})
     assert [tool.spec.name for tool in tools] == ["search", "add"]
     assert ask(tools[1], world(), x=2) == "42"
@@ -62,25 +63,17 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
     [
         ({"serch": {}}, "tools='serch': no such tool; did you mean search?; choose one of search, or my_module:MyTool"),
         ({"search": {"topk": 0}}, "topk=0: must be from 1 to max_topk=20"),
-        (
-            {"search": {"source": "http://localhost:notaport"}},
-            "policy.options.tools.search.source='http://localhost:notaport': invalid port; use http://host",
-        ),
-        (
-            {"search": {"source": "http://h:1", "token": "x"}},
-            "search.token is unknown to search; did you mean token_env",
-        ),
+        ({"search": {"source": "http://localhost:notaport"}}, "source='http://localhost:notaport': invalid port; use"),
+        ({"search": {"source": "http://h:1", "token": "x"}}, "search.token is unknown to search; did you mean token_"),
         (
             {"search": {"source": "http://h:1", "token_env": "NOT_SET"}},
             "token_env=NOT_SET: the environment has no such",
         ),
-        (
-            {"search": {"source": "http://u:pw@h:1"}},
-            "search.source: the address contains a user or a password; use http://",
-        ),
-        ({"search": {"tpok": 3}}, r"policy.options.tools.search.tpok is unknown to search; did you mean topk"),
-        ({"search": {"topk": "3"}}, r"policy.options.tools.search.topk='3': must be a whole number"),
-        ({"search": {"titles": 1}}, r"policy.options.tools.search.titles=1: must be true or false"),
+        ({"search": {"source": "http://u:pw@h:1"}}, "search.source: the address contains a user or a password; use"),
+        ({"search": {"tpok": 3}}, "policy.options.tools.search.tpok is unknown to search; did you mean topk"),
+        ({"search": {"topk": "3"}}, "policy.options.tools.search.topk='3': must be a whole number"),
+        ({"search": {"titles": 1}}, "policy.options.tools.search.titles=1: must be true or false"),
+        ({"search": {"source": "document", "passage_chars": 0}}, "tools.search.passage_chars=0: must be at least 1"),
         ({"nowhere:Tool": {}}, "no module 'nowhere'"),
         ({"{}:Addr": {}}, "has no 'Addr'; did you mean Adder?"),
         ({"{}:NoTool": {}}, "needs a method call"),
@@ -89,13 +82,9 @@ def test_a_users_tool_is_found_by_module_and_class(module: str) -> None:
         ({"search": {}, "{}:Search": {}}, "two tools with the name search"),
     ],
 )
-def test_what_is_wrong_with_a_tool_is_said_before_any_episode(
-    module: str, config: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build_tools({name.format(module): options for name, options in config.items()})
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_a_wrong_tool_is_rejected_before_any_episode(module: str, config: dict[str, Any], message: str) -> None:
+    named = {name.format(module): options for name, options in config.items()}
+    assert message in one_line_error(ConfigError, build_tools, named)
 
 
 def test_passages_in_memory_are_ranked_as_on_disk(tmp_path: Path) -> None:
@@ -109,35 +98,33 @@ def test_passages_in_memory_are_ranked_as_on_disk(tmp_path: Path) -> None:
     queries = [" ".join(draw.choices([*words, "unknown"], k=3)) for _ in range(40)] + ["", "unknown", "Bergen"]
     found = memory.search(queries, 7)
     assert found == disk.search(queries, 7)
-    assert [hit.document["id"] for hit in found[-1]] == ["60"]  # and no passage that matches nothing beside it
+    assert [hit.document["id"] for hit in found[-1]] == ["60"]  # and no passage without a match
 
 
-def test_every_problem_is_searched_in_its_own_world() -> None:
+def test_every_problem_is_searched_in_its_own_passages() -> None:
     tool = SearchTool(topk=1)
     other = world(name="q", passages=[{"id": "0", "title": "", "text": "Alice drinks milk."}])
     assert ask(tool, world(), query="Alice drinks") == "Alice drinks tea."
     assert ask(tool, other, query="Alice drinks") == "Alice drinks milk."
-    changed = world(passages=[{"id": "0", "title": "A", "text": "Alice drinks rum."}])  # the same id, another world
+    changed = world(passages=[{"id": "0", "title": "A", "text": "Alice drinks rum."}])  # the same id, other passages
     assert ask(tool, changed, query="Alice drinks") == "A: Alice drinks rum."
     assert ask(SearchTool(topk=1, titles=False), changed, query="Alice") == "Alice drinks rum."
 
 
 def test_a_problems_own_passages_are_searched_without_leaving_the_event_loop() -> None:
-    """Else the episode's next turn would begin sooner or later from run to run, in a batch of other sequences."""
+    """Otherwise the next turn of the episode would join different batches from run to run."""
     call = SearchTool(topk=1).call({"query": "Alice drinks"}, world())
     with pytest.raises(StopIteration) as returned:
-        call.send(None)  # what waits for anything would yield here
+        call.send(None)  # a call that waits would yield here
     assert returned.value.value == "Alice drinks tea."
 
 
-def test_topk_is_the_calls_or_the_default() -> None:
+def test_topk_of_a_call_overrides_the_default() -> None:
     tool = SearchTool(topk=1, max_topk=3)
     text = "drinks lives plays has likes"
     assert len(ask(tool, world(), query=text).splitlines()) == 1
-    assert sorted(ask(tool, world(), query=text, topk=3).splitlines()) == sorted(
-        set(ask(tool, world(), query=text, topk=3).splitlines())
-    )
-    assert len(ask(tool, world(), query=text, topk=3).splitlines()) == 3
+    three = ask(tool, world(), query=text, topk=3).splitlines()
+    assert len(three) == len(set(three)) == 3
     with pytest.raises(ToolError, match="topk=4 is out of range: give 1 to 3"):
         ask(tool, world(), query=text, topk=4)
     with pytest.raises(ToolError, match="is empty"):
@@ -145,7 +132,7 @@ def test_topk_is_the_calls_or_the_default() -> None:
     assert ask(tool, world(), query="zebra") == "No results."
 
 
-def test_a_folder_of_an_index_and_a_server_that_is_down(tmp_path: Path) -> None:
+def test_a_source_may_be_a_folder_or_a_server(tmp_path: Path) -> None:
     Bm25Index.build([dict(passage) for passage in PASSAGES], tmp_path / "index")
     assert ask(SearchTool(source=str(tmp_path / "index"), topk=1), Problem("p", "q", ("a",)), query="chess") == FACTS[2]
     down = SearchTool(source="http://127.0.0.1:9", attempts=1)
@@ -156,10 +143,24 @@ def test_a_folder_of_an_index_and_a_server_that_is_down(tmp_path: Path) -> None:
         SearchTool(source=str(tmp_path / "nothing"))
 
 
-def test_a_problem_without_passages_is_refused_at_load() -> None:
-    with pytest.raises(DataError, match="problem p: no passages to search"):
-        SearchTool().admit(Problem("p", "q", ("a",)))
-    SearchTool(source="http://127.0.0.1:9").admit(Problem("p", "q", ("a",)))
+@pytest.mark.parametrize(
+    ("source", "problem", "message"),
+    [
+        ("problem", Problem("p", "q", ("a",)), "problem p: no passages to search"),
+        *(
+            (
+                "document",
+                Problem("p", "q", ("a",), text),
+                "problem p: no document for policy.options.tools.search.source",
+            )
+            for text in (None, "", " \n")
+        ),
+    ],
+)
+def test_a_problem_without_text_to_search_is_rejected_at_load(source: str, problem: Problem, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        SearchTool(source=source).admit(problem)
+    SearchTool(source="http://127.0.0.1:9").admit(problem)
 
 
 def test_the_document_of_a_problem_is_searched_paragraph_by_paragraph() -> None:
@@ -173,31 +174,20 @@ def test_the_document_of_a_problem_is_searched_paragraph_by_paragraph() -> None:
     assert ask(short, chronicle, query="Rome") == "to Rome."
 
 
-@pytest.mark.parametrize("document", [None, "", " \n"])
-def test_a_problem_without_the_document_that_is_searched_is_refused_at_load(document: str | None) -> None:
-    with pytest.raises(DataError, match=r"problem p: no document for policy.options.tools.search.source"):
-        SearchTool(source="document").admit(Problem("p", "q", ("a",), document))
-    with pytest.raises(ConfigError, match=r"tools.search.passage_chars=0: must be at least 1"):
-        SearchTool(source="document", passage_chars=0)
-
-
-STRANGE = [
-    ("A city.", "must be an object with 'text'"),
-    ({"title": "Rome", "body": "A city."}, "text under 'text' (there: title, body)"),
-    ({"text": None}, "text under 'text' (there: text)"),
-]
-
-
-@pytest.mark.parametrize(("passage", "what"), STRANGE)
-def test_a_passage_of_another_shape_is_refused_at_load_and_told_to_the_model_in_a_call(passage: Any, what: str) -> None:
+@pytest.mark.parametrize(
+    ("passage", "reason"),
+    [
+        ("A city.", "must be an object with 'text'"),
+        ({"title": "Rome", "body": "A city."}, "text under 'text' (there: title, body)"),
+        ({"text": None}, "text under 'text' (there: text)"),
+    ],
+)
+def test_a_passage_of_another_shape_is_rejected_at_load_and_in_a_call(passage: Any, reason: str) -> None:
     problem = Problem("p", "q", ("a",), metadata={"passages": [{"text": "A town."}, passage]})
-    with pytest.raises(DataError) as refused:
-        SearchTool().admit(problem)
-    assert str(refused.value).startswith("problem p: metadata.passages[1]: ")
-    assert what in str(refused.value)
-    with pytest.raises(ToolError) as failed:
-        ask(SearchTool(), problem, query="town")
-    assert what in str(failed.value)
+    message = one_line_error(DataError, SearchTool().admit, problem)
+    assert message.startswith("problem p: metadata.passages[1]: ")
+    assert reason in message
+    assert reason in one_line_error(ToolError, ask, SearchTool(), problem, query="town")
 
 
 def test_a_passage_whose_text_is_null_is_searched_by_its_contents() -> None:
@@ -207,7 +197,7 @@ def test_a_passage_whose_text_is_null_is_searched_by_its_contents() -> None:
     assert ask(SearchTool(), problem, query="norway") == "A town in Norway."
 
 
-async def test_documents_of_a_foreign_server_without_a_text_are_a_tool_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_documents_of_a_server_without_a_text_are_a_tool_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Foreign:
         async def __call__(self, problem: Problem) -> Foreign:
             return self
@@ -221,11 +211,11 @@ async def test_documents_of_a_foreign_server_without_a_text_are_a_tool_error(mon
         await tool.call({"query": "city"}, Problem("p", "q", ("a",)))
 
 
-def test_an_event_loop_closes_its_client_and_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_loop_closes_and_releases_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
 
     class Connected:
-        """As a client that is connected, it holds its loop."""
+        """Keeps its event loop, as a connected client does."""
 
         def __init__(self, source: str, **options: Any) -> None:
             self.loop = asyncio.get_running_loop()
@@ -242,13 +232,13 @@ def test_an_event_loop_closes_its_client_and_leaves_none_behind(monkeypatch: pyt
     monkeypatch.setattr("palimpsest.retrieval.search_client.RemoteSearch", Connected)
     tool = SearchTool(source="http://127.0.0.1:9")
 
-    async def asked() -> weakref.ref[asyncio.AbstractEventLoop]:
+    async def searched() -> weakref.ref[asyncio.AbstractEventLoop]:
         await tool.call({"query": "a"}, Problem("p", "q", ("a",)))
         return weakref.ref(asyncio.get_running_loop())
 
-    first = asyncio.run(asked())
+    first = asyncio.run(searched())
     assert closed == [True]
-    asyncio.run(asked())
+    asyncio.run(searched())
     assert closed == [True, True]
     gc.collect()
     assert first() is None
