@@ -18,10 +18,10 @@ from support.records import CORPUS, record
 
 def blocks(context: str) -> list[str]:
     """Documents of a context, whose numbers must run from 1."""
-    parts = re.split(r"(?:^|\n\n)Document (\d+):\n", context)
-    assert parts[0] == ""
-    assert [int(number) for number in parts[1::2]] == list(range(1, len(parts) // 2 + 1))
-    return parts[2::2]
+    pieces = re.split(r"(?:^|\n\n)Document (\d+):\n", context)
+    assert pieces[0] == ""
+    assert [int(number) for number in pieces[1::2]] == list(range(1, len(pieces) // 2 + 1))
+    return pieces[2::2]
 
 
 @settings(max_examples=50)
@@ -30,13 +30,13 @@ def test_a_context_contains_every_gold_and_the_requested_number_of_distinct_docu
     documents: int, seed: int
 ) -> None:
     problem = assemble(record(), corpus=CORPUS, documents=documents, seed=seed)
-    found = blocks(problem.context or "")
-    assert len(found) == len(set(found)) == documents == problem.metadata["num_docs"]
-    assert set(record().gold) <= set(found)
-    assert set(found) <= set(CORPUS.paragraphs)
-    assert [found[at - 1] for at in problem.metadata["evidence_positions"]] == list(record().gold)
-    own = set(found) & set(record().paragraphs or ())
-    assert len(own) == min(documents, 10)  # own paragraphs before the corpus's
+    result = blocks(problem.context or "")
+    assert len(result) == len(set(result)) == documents == problem.metadata["num_docs"]
+    assert set(record().gold) <= set(result)
+    assert set(result) <= set(CORPUS.paragraphs)
+    assert [result[at - 1] for at in problem.metadata["evidence_positions"]] == list(record().gold)
+    related = set(result) & set(record().paragraphs or ())
+    assert len(related) == min(documents, 10)  # own paragraphs before the corpus's
 
 
 def test_the_layout_by_hand() -> None:
@@ -113,9 +113,9 @@ def test_gold_is_placed_in_order_and_at_its_distance(documents: int, distance: i
     first, second = problem.metadata["evidence_positions"]
     assert abs(first - second) >= distance
     assert order == "any" or (first < second) == (order == "forward")
-    found = blocks(problem.context or "")
-    assert [found[first - 1], found[second - 1]] == list(record().gold)
-    assert sorted(found) == sorted(blocks(plain.context or ""))
+    result = blocks(problem.context or "")
+    assert [result[first - 1], result[second - 1]] == list(record().gold)
+    assert sorted(result) == sorted(blocks(plain.context or ""))
 
 
 @pytest.mark.parametrize("data", ["{order: reverse}", "{train_files: a.json, min_distance: 3}"])

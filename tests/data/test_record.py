@@ -34,7 +34,7 @@ def test_stored_texts_come_back_unchanged_and_equal_ones_are_stored_once() -> No
     store = DocumentStore()
     texts = ["a" * 5000, "ä\udc80 \U0001f600" * 99, "", "a" * 5000]
     stored = [store.put(text) for text in texts]
-    assert [store.text(each) for each in stored] == texts
+    assert [store.text(item) for item in stored] == texts
     assert stored[0] == stored[3]
     assert stored[1].start == stored[0].size
 
@@ -55,9 +55,9 @@ def test_problems_do_not_depend_on_where_their_documents_are(size: int, tmp_path
     problems = SourceProblems.all_of(source)
     assert [problem.context for problem in source] == [problem.context for problem in problems] == expected
     assert problems[1] == source.problems(step=0, count=9)[1]
-    assert [(each.id, each.answers) for each in outlines(problems)] == [(each.id, each.answers) for each in problems]
-    assert [each.id for each in some_of(problems, [2, 0])] == ["q2", "q0"]
-    assert [each.id for each in problems[1:]] == ["q1", "q2"]
+    assert [(item.id, item.answers) for item in outlines(problems)] == [(item.id, item.answers) for item in problems]
+    assert [item.id for item in some_of(problems, [2, 0])] == ["q2", "q0"]
+    assert [item.id for item in problems[1:]] == ["q1", "q2"]
     training = build_source(DataConfig(train_files=str(path)), split="train").problems(step=0, count=3)
     assert sorted(str(problem.context) for problem in training) == sorted(expected)
 

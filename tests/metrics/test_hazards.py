@@ -104,11 +104,11 @@ def test_rates_of_a_random_agent_predict_its_accuracy_at_another_length() -> Non
     rng = random.Random(5)
 
     def played(sections: int, hazards: Hazards | None) -> bool:
-        place, memory, reads = rng.randrange(sections), "", []
+        position, memory, reads = rng.randrange(sections), "", []
         for k in range(sections):
-            section = EVIDENCE if k == place else "Alice owns cats." if rng.random() < 0.1 else "Bo owns cats."
+            section = EVIDENCE if k == position else "Alice owns cats." if rng.random() < 0.1 else "Bo owns cats."
             after = memory
-            if k == place:
+            if k == position:
                 after = EVIDENCE if rng.random() < 0.9 and memory != "Alice drinks ale." else memory
             elif memory == EVIDENCE:
                 after = "" if rng.random() < 0.02 else memory
@@ -173,18 +173,18 @@ def bound(reads: int) -> float:
 @pytest.mark.parametrize("sections", [4, 64, 1024])
 def test_reads_without_a_loss_predict_down_to_the_bound_of_their_rate(sections: int) -> None:
     assert bound(46) == pytest.approx(0.0533, abs=2e-4)
-    found = keeping(0, 46).predicted(sections, 0.0)
-    assert found["low"] == pytest.approx(retained(bound(46), sections), abs=0.01)
-    assert found["high"] == pytest.approx(1.0, abs=1e-3)
+    result = keeping(0, 46).predicted(sections, 0.0)
+    assert result["low"] == pytest.approx(retained(bound(46), sections), abs=0.01)
+    assert result["high"] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_a_length_that_the_reads_do_not_support_has_the_number_of_reads_needed() -> None:
     assert keeping(0, 46).expected_accuracy(1024, 0.0) == 1.0
-    found = keeping(0, 46).predicted(1024, 0.0)
-    assert found["accuracy"] is None
-    assert found["low"] < 0.05
+    result = keeping(0, 46).predicted(1024, 0.0)
+    assert result["accuracy"] is None
+    assert result["low"] < 0.05
     factor = next(n for n in range(46, MANY, 46) if retained(bound(n), 1024) >= 1 - WIDEST) / 46
-    assert found["reads needed"] == pytest.approx(factor * keeping(0, 46).reads.sum(), rel=0.12)
+    assert result["reads needed"] == pytest.approx(factor * keeping(0, 46).reads.sum(), rel=0.12)
 
 
 def test_enough_reads_predict_the_same_length() -> None:
@@ -198,9 +198,9 @@ def test_enough_reads_predict_the_same_length() -> None:
 def test_an_uncounted_state_is_not_assumed_to_be_faultless() -> None:
     hazards = keeping(0, MANY)
     hazards.reads[QUIET, TRUE, TRUE] = 0
-    found = hazards.predicted(64, 0.0)
-    assert (found["accuracy"], found["reads needed"]) == (None, None)
-    assert (round(found["low"], 2), found["high"]) == (0.02, 1.0)  # it may lose all evidence before the last section
+    result = hazards.predicted(64, 0.0)
+    assert (result["accuracy"], result["reads needed"]) == (None, None)
+    assert (round(result["low"], 2), result["high"]) == (0.02, 1.0)  # it may lose all evidence before the last section
 
 
 RATES = {"invents": 0.006, "takes": 0.9, "keeps": 0.997, "overruled": 0.6}
@@ -210,9 +210,9 @@ def count_documents(rng: random.Random, documents: int, sections: int) -> Hazard
     """Reads of an agent with these rates, with one near miss in ten sections."""
     hazards = Hazards()
     for _ in range(documents):
-        state, place = NOTHING, rng.randrange(sections)
+        state, position = NOTHING, rng.randrange(sections)
         for k in range(sections):
-            sight = SEEN if k == place else NEAR_MISS if rng.random() < 0.1 else QUIET
+            sight = SEEN if k == position else NEAR_MISS if rng.random() < 0.1 else QUIET
             after = moved(rng, state, sight)
             hazards.reads[sight, state, after] += 1
             state = after
@@ -232,10 +232,10 @@ def moved(rng: random.Random, state: int, sight: int) -> int:
 def truth(sections: int) -> float:
     """By recursion over the sections."""
     total = 0.0
-    for place in range(sections):
-        invented = 1 - (1 - RATES["invents"]) ** place
+    for position in range(sections):
+        invented = 1 - (1 - RATES["invents"]) ** position
         taken = (1 - invented) * RATES["takes"] + invented * RATES["overruled"]
-        total += taken * RATES["keeps"] ** (sections - 1 - place)
+        total += taken * RATES["keeps"] ** (sections - 1 - position)
     return total / sections
 
 
@@ -244,5 +244,5 @@ def truth(sections: int) -> float:
 def test_an_interval_contains_the_true_accuracy(documents: int, sections: int) -> None:
     """150 draws of a 95 % interval cover at least 90 % except 1 time in 200."""
     rng = random.Random(sections + documents)
-    found = [count_documents(rng, documents, 16).predicted(sections, 0.1) for _ in range(150)]
-    assert sum(each["low"] <= truth(sections) <= each["high"] for each in found) >= 0.9 * 150
+    result = [count_documents(rng, documents, 16).predicted(sections, 0.1) for _ in range(150)]
+    assert sum(item["low"] <= truth(sections) <= item["high"] for item in result) >= 0.9 * 150

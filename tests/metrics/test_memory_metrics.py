@@ -68,7 +68,7 @@ def test_evidence_retention_is_of_the_final_memory_and_unknown_without_evidence(
 
 
 @pytest.mark.parametrize(
-    ("answers", "memory", "kept"),
+    ("answers", "memory", "retained"),
     [
         (("Rome", "Roma"), "She lives in roma.", 1.0),
         (("Rome",), "She lives in Romeville.", 0.0),
@@ -77,10 +77,10 @@ def test_evidence_retention_is_of_the_final_memory_and_unknown_without_evidence(
     ],
 )
 def test_retention_of_whole_paragraphs_is_that_of_the_answer(
-    answers: tuple[str, ...], memory: str, kept: float | None
+    answers: tuple[str, ...], memory: str, retained: float | None
 ) -> None:
     metadata = {"evidence": ["Ann\nAnn lives in Rome. She is 40.", "Bo sings."]}
-    assert evidence_retention(Problem("p", QUESTION, answers, None, metadata), memory) == kept
+    assert evidence_retention(Problem("p", QUESTION, answers, None, metadata), memory) == retained
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_text_copied_from_the_template_is_no_fact(written: str, fidelity: float)
 
 def test_an_empty_response_that_kept_the_memory_is_not_a_memory() -> None:
     turns = (read(0, "", "", "abcd"), read(1, "", "abcd", ""), read(2, "", "abcd", "abcd"))
-    kept = group(*turns, events=(Event(EmptyMemoryKept(), before_turn=2),))
-    assert measured(kept)["overwrite_rate"] == 0.0
-    assert measured(kept)["tokens"] == 4.0
+    retained = group(*turns, events=(Event(EmptyMemoryKept(), before_turn=2),))
+    assert measured(retained)["overwrite_rate"] == 0.0
+    assert measured(retained)["tokens"] == 4.0
     emptied = (turns[0], turns[1], read(2, "", "", "abcd"))
     assert measured(group(*emptied))["overwrite_rate"] == 1.0
 

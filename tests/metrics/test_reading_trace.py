@@ -36,11 +36,11 @@ def test_the_longest_run_is_found_and_is_a_slice_of_the_document() -> None:
     vocabulary = ["Anna", "Bob", "eats", "sells", "tea", "honey", "in", "Rome", "the"]
     for _ in range(300):
         document = " ".join(rng.choices(vocabulary, k=rng.randrange(1, 60))) + "."
-        kept = [" ".join(rng.choices(vocabulary, k=rng.randrange(1, 9))) for _ in range(3)]
-        for sentence, span in zip(kept, origins(kept, document), strict=True):
-            found = "" if span is None else document[slice(*span)]
-            assert len(WORD.findall(found)) == longest_run(sentence, document), (sentence, document, found)
-            assert found.casefold() in sentence.casefold()
+        retained = [" ".join(rng.choices(vocabulary, k=rng.randrange(1, 9))) for _ in range(3)]
+        for sentence, span in zip(retained, origins(retained, document), strict=True):
+            result = "" if span is None else document[slice(*span)]
+            assert len(WORD.findall(result)) == longest_run(sentence, document), (sentence, document, result)
+            assert result.casefold() in sentence.casefold()
 
 
 def reading(section: str, before: str, after: str) -> ReadingTurn:
@@ -69,8 +69,8 @@ def test_unread_text_has_no_origins_and_a_sentence_cut_by_two_sections_is_found_
     document = "Anna lives in Rome by the sea. Bob drinks tea at noon every day."
     cut = document.index("by")
     read = [reading(document[:cut], "", "x"), reading(document[cut:31], "x", "Anna lives in Rome by the sea.")]
-    kept = ["Anna lives in Rome by the sea.", "Bob drinks tea at noon."]
-    assert origins(kept, document, read) == [(0, 29), None]
+    retained = ["Anna lives in Rome by the sea.", "Bob drinks tea at noon."]
+    assert origins(retained, document, read) == [(0, 29), None]
 
 
 def test_a_section_whose_first_character_was_cut_in_two_is_found() -> None:
@@ -89,8 +89,8 @@ class NotesPolicy(MemoryPolicy):
         encode = model.codec.encode
         notes: list[int] = []
         for section in str(problem.context).split("|"):
-            parts = [encode("Notes: "), Prompt.named("memory", notes), Prompt.named("section", encode(section))]
-            notes = [*notes, *(await model.generate(Prompt.joined(parts), name="note", max_tokens=8)).token_ids[:-1]]
+            pieces = [encode("Notes: "), Prompt.named("memory", notes), Prompt.named("section", encode(section))]
+            notes = [*notes, *(await model.generate(Prompt.joined(pieces), name="note", max_tokens=8)).token_ids[:-1]]
         await model.generate(Prompt.named("memory", notes), name="say", max_tokens=8)
         return Answered("yes")
 

@@ -98,12 +98,12 @@ def test_a_damaged_checkpoint_is_rejected_by_every_loader(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(sealed({"format": 1, "step": 3, "identity": "", "state": {}, "files": files}))
     load_model(ModelConfig(path=str(folder)))
     for file in ("model.safetensors", "chat_template.jinja", MANIFEST):
-        whole = (folder / file).read_bytes()
-        (folder / file).write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
+        full = (folder / file).read_bytes()
+        (folder / file).write_bytes(full[:-20] + bytes([full[-20] ^ 1]) + full[-19:])
         for load in (Codec.load, lambda path: load_model(ModelConfig(path=path))):
             with pytest.raises(CheckpointError, match=f"{file} is damaged|{file} can't be read"):
                 load(str(folder))
-        (folder / file).write_bytes(whole)
+        (folder / file).write_bytes(full)
     Codec.load(folder)
 
 

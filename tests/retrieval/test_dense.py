@@ -136,13 +136,15 @@ def test_existing_vectors_rank_as_encoded_ones_and_no_passage_is_encoded_again(
     else:
         np.save(file, vectors_of(corpus).astype(kind))
     index = DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=file, use_faiss=False)
-    found = hits_of(index)
+    outcome = hits_of(index)
     if kind == "float16":
-        assert [[score for _, score in hits] for hits in found] == [
+        assert [[score for _, score in hits] for hits in outcome] == [
             pytest.approx([score for _, score in hits], abs=2e-3) for hits in expected
         ]
     else:
-        assert [[place for place, _ in hits] for hits in found] == [[place for place, _ in hits] for hits in expected]
+        assert [[position for position, _ in hits] for hits in outcome] == [
+            [position for position, _ in hits] for hits in expected
+        ]
     lengths = np.linalg.norm(np.load(tmp_path / "index" / "vectors.npy").astype(np.float64), axis=1)
     np.testing.assert_allclose(lengths, 1.0, atol=1e-6)
     DenseIndex.of_corpus(corpus, tmp_path / "index", Queries())  # opened, not built
@@ -196,9 +198,9 @@ def test_damaged_files_of_vectors_are_rejected(corpus: Path, tmp_path: Path) -> 
 
 def test_damaged_indices_of_faiss_are_rejected(corpus: Path, tmp_path: Path) -> None:
     save(corpus, *({"id": i, "text": f"text {i}"} for i in range(40)))
-    whole = pytest.importorskip("faiss").serialize_index(flat_index(corpus)).tobytes()
+    full = pytest.importorskip("faiss").serialize_index(flat_index(corpus)).tobytes()
     written = (b"\x7f", b"\x7f" * 7, (1 << 36).to_bytes(8, "little"))  # the last: a size beyond the memory
-    damaged = [whole[:at] + part + whole[at + len(part) :] for at in range(48) for part in written]
+    damaged = [full[:at] + part + full[at + len(part) :] for at in range(48) for part in written]
     assert sum(rejected(corpus, tmp_path / "vectors.index", data) for data in damaged) > 48
 
 

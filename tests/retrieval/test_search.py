@@ -46,7 +46,7 @@ def test_ranking_and_scores_equal_the_formula(tmp_path: Path, query: str) -> Non
     expected = by_the_formula([f"{p['title']}\n{p['text']}" for p in PASSAGES], query)
     for topk in (1, 2, 10):
         (hits,) = index.search([query], topk)
-        assert [int(hit.document["id"]) for hit in hits] == [place for place, _ in expected[:topk]]
+        assert [int(hit.document["id"]) for hit in hits] == [position for position, _ in expected[:topk]]
         assert [hit.score for hit in hits] == pytest.approx([score for _, score in expected[:topk]], rel=1e-5)
 
 
@@ -77,8 +77,8 @@ def test_the_titles_of_2wiki_find_their_passages(real_data: Path, tmp_path: Path
     titles = [p["title"] for p in json.loads((real_data / "2wiki_corpus_6119.json").read_text("utf-8"))]
     assert len(index) == len(titles) == 6119
     results = zip(titles, index.search(titles, 10), strict=True)
-    found = [title in {hit.document["title"] for hit in hits} for title, hits in results]
-    assert sum(found) / len(found) > 0.99  # some titles consist of frequent words
+    result = [title in {hit.document["title"] for hit in hits} for title, hits in results]
+    assert sum(result) / len(result) > 0.99  # some titles consist of frequent words
 
 
 # ---- coalescing ----------------------------------------------------------------------------------------------

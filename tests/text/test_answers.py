@@ -94,8 +94,8 @@ def test_a_stated_answer_ends_with_its_line(text: str, answer: str | None) -> No
 def test_a_box_precedes_a_statement_and_thinking_is_not_an_answer(
     text: str, answer: str | None, rule: str | None
 ) -> None:
-    found = extract(text)
-    assert (found and found.text, found and found.rule) == (answer, rule)
+    outcome = extract(text)
+    assert (outcome and outcome.text, outcome and outcome.rule) == (answer, rule)
 
 
 def test_spoken_text_follows_the_last_end_of_thinking() -> None:

@@ -165,9 +165,9 @@ def test_a_user_message_may_follow_the_results(name: str) -> None:
 
 
 def test_the_call_style_is_found_from_the_template() -> None:
-    found = {name: native_style(family_codec(name)) for name in FAMILIES}
+    outcome = {name: native_style(family_codec(name)) for name in FAMILIES}
     native = {"qwen": "hermes", "qwen3": "hermes", "llama3": "llama3", "mistral": "mistral"}
-    assert found == native | dict.fromkeys(("chatml", "spm", "bare"))
+    assert outcome == native | dict.fromkeys(("chatml", "spm", "bare"))
     assert native_style(base_codec()) is None
 
 
@@ -217,8 +217,8 @@ def test_roles_of_a_conversation_alternate_for_any_texts(codec: Codec, replies: 
     template = opening(codec, "Use tools.", "Problem: {question}", ("question",), "[]", "")
     prompt = [*template.fill({"question": codec.encode("Who?")}), *pieces.generation]
     expected = ["Use tools.", "Problem: Who?"]
-    for reply, whole, results in replies:
-        ids = codec.encode("".join(reply)) + ([codec.stop_ids[0]] if whole else [])
+    for reply, full, results in replies:
+        ids = codec.encode("".join(reply)) + ([codec.stop_ids[0]] if full else [])
         prompt += pieces.exchange(ids, [codec.encode("".join(result)) for result in results])
         expected += ["".join(reply), "\n\n".join("".join(result) for result in results)]
     messages = messages_of(prompt, codec)

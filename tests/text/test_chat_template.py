@@ -107,8 +107,8 @@ def test_variables_of_a_row_override_those_of_the_run(folder: Path) -> None:
     template = "{{ effort }} {{ enable_thinking }} " + CHAT_TEMPLATE
     codec = loaded(folder, template, effort="low", enable_thinking=True)
     messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
-    for own, shown in ((None, "low True "), (False, "low False ")):
-        trajectory = trajectory_of(Conversation("c", "here", messages, (), own), codec)
+    for related, shown in ((None, "low True "), (False, "low False ")):
+        trajectory = trajectory_of(Conversation("c", "here", messages, (), related), codec)
         assert codec.decode(trajectory.turns[0].prompt_ids).startswith(shown)
 
 

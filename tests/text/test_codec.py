@@ -73,13 +73,13 @@ def test_data_never_becomes_a_control_token_that_is_also_a_word(tiny_tokenizer: 
 
 def test_a_codec_for_reading_agrees_with_the_whole_one(tmp_path: Path, tiny_codec: Codec) -> None:
     tiny_codec.tokenizer.save_pretrained(tmp_path)
-    whole, bare = Codec.load(tmp_path), Codec.for_reading(tmp_path)
-    ids = [*whole.encode("Anna lives in Rome.<|im_end|>"), *sorted(whole.control_ids)]
-    assert bare.control_ids == whole.control_ids
-    assert bare.decode(ids) == whole.decode(ids)
-    assert bare.decode(ids, control=False) == whole.decode(ids, control=False)
-    assert bare.encode("Anna <|im_end|>") == whole.encode("Anna <|im_end|>")
-    assert bare.strip_stop(ids) == whole.strip_stop(ids)
+    full, bare = Codec.load(tmp_path), Codec.for_reading(tmp_path)
+    ids = [*full.encode("Anna lives in Rome.<|im_end|>"), *sorted(full.control_ids)]
+    assert bare.control_ids == full.control_ids
+    assert bare.decode(ids) == full.decode(ids)
+    assert bare.decode(ids, control=False) == full.decode(ids, control=False)
+    assert bare.encode("Anna <|im_end|>") == full.encode("Anna <|im_end|>")
+    assert bare.strip_stop(ids) == full.strip_stop(ids)
 
 
 @pytest.mark.parametrize("load", [Codec.load, Codec.for_reading])
@@ -93,7 +93,7 @@ def test_tokens_of_long_documents_share_their_integers(tiny_codec: Codec) -> Non
     first, second = map(tiny_codec.encode, texts)
     assert first == tiny_codec._data.encode(texts[0], add_special_tokens=False).ids
     assert min(len(first), len(second)) > 10_000
-    assert len({id(each) for each in (*first, *second)}) == len({*first, *second})
+    assert len({id(item) for item in (*first, *second)}) == len({*first, *second})
 
 
 def test_a_long_text_is_encoded_once_and_every_caller_gets_a_new_list(tiny_tokenizer: Any) -> None:
@@ -207,7 +207,7 @@ def test_dropout_of_training_does_not_make_ids_random(tiny_model_folder: Path, t
 
 def live(kind: type) -> int:
     gc.collect()
-    return sum(isinstance(each, kind) for each in gc.get_objects())
+    return sum(isinstance(item, kind) for item in gc.get_objects())
 
 
 def test_repeated_evaluations_release_their_codecs(tiny_model_folder: Path) -> None:

@@ -145,7 +145,7 @@ def test_tags_in_any_order_are_read_at_most_once(pieces: list[str]) -> None:
     text = "".join(pieces)
     tags = find_tags(text, ("update", "recall"))
     if not isinstance(tags, Fault):
-        ends = [place for tag in tags for place in tag.outer]
+        ends = [position for tag in tags for position in tag.outer]
         assert ends == sorted(ends)
         assert all(text[slice(*tag.inner)] == tag.text for tag in tags)
         assert not any("<update>" in tag.text or "<recall>" in tag.text for tag in tags)

@@ -32,15 +32,15 @@ JSON_STYLES: tuple[CallStyle, ...] = ("hermes", "llama3", "mistral")
 
 
 def calls(text: str, style: CallStyle = "hermes") -> list[tuple[str, Any]]:
-    found = find_calls(text, style)
-    assert all(isinstance(one, ToolCall) for one in found), found
-    return [(one.name, one.arguments) for one in found if isinstance(one, ToolCall)]
+    result = find_calls(text, style)
+    assert all(isinstance(one, ToolCall) for one in result), result
+    return [(one.name, one.arguments) for one in result if isinstance(one, ToolCall)]
 
 
 def reasons(text: str, style: CallStyle = "hermes") -> list[str]:
-    found = find_calls(text, style)
-    assert all(isinstance(one, Malformed) for one in found), found
-    return [one.reason for one in found if isinstance(one, Malformed)]
+    result = find_calls(text, style)
+    assert all(isinstance(one, Malformed) for one in result), result
+    return [one.reason for one in result if isinstance(one, Malformed)]
 
 
 def tagged(inner: str) -> str:
@@ -124,8 +124,8 @@ def test_written_calls_are_read_back(style: CallStyle, data: st.DataObject) -> N
     properties = {key: {"type": TYPES.get(type(value), "null")} for key, value in arguments.items()}
     written = calls_text([(name, arguments), ("second", {})], style)
     assume(not re.search(r"</?(?:think|thinking|tool_call|parameter|arg_value)>|<\|\"\|>|<channel\|>", str(arguments)))
-    found = find_calls(written, style, {name: {"type": "object", "properties": properties}})
-    read = [(one.name, dict(one.arguments)) for one in found if isinstance(one, ToolCall)]
+    result = find_calls(written, style, {name: {"type": "object", "properties": properties}})
+    read = [(one.name, dict(one.arguments)) for one in result if isinstance(one, ToolCall)]
     assert json.dumps(read) == json.dumps([(name, arguments), ("second", {})])
 
 
@@ -163,9 +163,9 @@ def test_a_call_that_breaks_its_format_is_malformed(style: CallStyle, text: str)
 def test_values_in_tags_have_the_type_of_the_schema() -> None:
     text = calls_text([("f", dict.fromkeys("abcde", "42"))], "glm").replace("42", "True", 1)
     types = {"a": "boolean", "b": "integer", "c": "string", "d": ["string", "null"], "e": ["integer", "string"]}
-    (found,) = find_calls(text, "glm", {"f": {"properties": {key: {"type": of} for key, of in types.items()}}})
-    assert isinstance(found, ToolCall)
-    assert dict(found.arguments) == {"a": True, "b": 42, "c": "42", "d": "42", "e": 42}
+    (result,) = find_calls(text, "glm", {"f": {"properties": {key: {"type": of} for key, of in types.items()}}})
+    assert isinstance(result, ToolCall)
+    assert dict(result.arguments) == {"a": True, "b": 42, "c": "42", "d": "42", "e": 42}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -198,8 +198,8 @@ def test_a_thinking_tag_quoted_by_a_call_is_no_thinking() -> None:
 def test_the_end_of_thinking_inside_a_complete_call_is_part_of_the_call(style: CallStyle, value: str) -> None:
     call = calls_text([("s", {"q": value})], style)
     for reply in (call, calls_text([("s", {"q": value}), ("s", {"q": "x"})], style)):
-        found = calls_in(reply, style, {"s": {}})
-        assert [(one.name, one.arguments["q"]) for one in found if isinstance(one, ToolCall)][:1] == [("s", value)]
+        result = calls_in(reply, style, {"s": {}})
+        assert [(one.name, one.arguments["q"]) for one in result if isinstance(one, ToolCall)][:1] == [("s", value)]
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -207,9 +207,9 @@ def test_a_call_drafted_in_thinking_opened_by_the_prompt_is_no_call(style: CallS
     draft, spoken = (calls_text([("s", {"q": value})], style) for value in ("draft", "spoken"))
     unfinished = draft[: draft.index("aft")]
     for thinking in (f"{draft} or", f"so: {draft}", unfinished, f"<think>{draft}", f"<think>{unfinished}"):
-        found = find_calls(f"{thinking}</think>{spoken}", style)
-        assert [one.arguments["q"] for one in found if isinstance(one, ToolCall)] == ["spoken"]
-        assert len(found) == 1
+        result = find_calls(f"{thinking}</think>{spoken}", style)
+        assert [one.arguments["q"] for one in result if isinstance(one, ToolCall)] == ["spoken"]
+        assert len(result) == 1
 
 
 def test_spans_cut_the_calls_out_of_the_reply() -> None:
@@ -321,12 +321,12 @@ def test_a_quoted_call_is_never_made(text: str) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_flood_of_calls_ends_in_one_malformed(style: CallStyle) -> None:
-    each = calls_text([("f", {})], style) + {"llama3": "; ", "harmony": "<|call|><|start|>assistant"}.get(style, "")
-    found = find_calls(each * 200, style)
-    assert isinstance(found[-1], Malformed)
-    assert [type(call) for call in found] == [ToolCall] * MAX_CALLS + [Malformed]
-    assert found[-1].reason == "more than 64 calls in one reply"
-    assert found[-1].end == len(each) * 200
+    item = calls_text([("f", {})], style) + {"llama3": "; ", "harmony": "<|call|><|start|>assistant"}.get(style, "")
+    result = find_calls(item * 200, style)
+    assert isinstance(result[-1], Malformed)
+    assert [type(call) for call in result] == [ToolCall] * MAX_CALLS + [Malformed]
+    assert result[-1].reason == "more than 64 calls in one reply"
+    assert result[-1].end == len(item) * 200
 
 
 # --- mutations ---------------------------------------------------------------------------------------------
@@ -342,13 +342,13 @@ def original(draw: random.Random, style: CallStyle) -> str:
     if style not in JSON_STYLES:
         return "I look. " * (style != "harmony") + calls_text(several, style)
     key = "parameters" if style == "llama3" else "arguments"
-    whole = [json.dumps({"name": name, key: arguments}) for name, arguments in several]
+    full = [json.dumps({"name": name, key: arguments}) for name, arguments in several]
     if style == "hermes":
-        return "I look. " + " ".join(map(tagged, whole))
+        return "I look. " + " ".join(map(tagged, full))
     if style == "llama3":
-        return draw.choice(["", "<|python_tag|>"]) + "; ".join(whole)
+        return draw.choice(["", "<|python_tag|>"]) + "; ".join(full)
     if draw.random() < 0.5:
-        return f"[TOOL_CALLS][{', '.join(whole)}]"
+        return f"[TOOL_CALLS][{', '.join(full)}]"
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in several)
 
 
@@ -367,19 +367,19 @@ def contains(span: str, call: ToolCall) -> bool:
 
 def check(text: str, style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> tuple[ToolCall | Malformed, ...]:
     readers: list[Any] = []
-    whole = tool_calls._CallReader
+    full = tool_calls._CallReader
 
     def spying(*args: Any) -> Any:
-        readers.append(whole(*args))
+        readers.append(full(*args))
         return readers[-1]
 
     with monkeypatch.context() as patch:
         patch.setattr(tool_calls, "_CallReader", spying)
-        found = find_calls(text, style)
+        result = find_calls(text, style)
     assert readers[0].visited <= MAX_JSON_CHARS
-    assert len(found) <= MAX_CALLS + 1
+    assert len(result) <= MAX_CALLS + 1
     end = 0
-    for one in found:
+    for one in result:
         assert end <= one.start <= one.end <= len(text)
         end = one.end
         if isinstance(one, ToolCall):
@@ -390,7 +390,7 @@ def check(text: str, style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> tuple
             assert "\n" not in one.reason
             assert len(one.reason) < 250
             one.reason.encode()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -96,9 +96,9 @@ def test_passages_in_memory_are_ranked_as_on_disk(tmp_path: Path) -> None:
     ] + [{"id": "60", "title": "Grieg", "text": "born in Bergen"}]
     disk, memory = Bm25Index.build(passages, tmp_path / "index"), PassageIndex(passages)
     queries = [" ".join(draw.choices([*words, "unknown"], k=3)) for _ in range(40)] + ["", "unknown", "Bergen"]
-    found = memory.search(queries, 7)
-    assert found == disk.search(queries, 7)
-    assert [hit.document["id"] for hit in found[-1]] == ["60"]  # and no passage without a match
+    result = memory.search(queries, 7)
+    assert result == disk.search(queries, 7)
+    assert [hit.document["id"] for hit in result[-1]] == ["60"]  # and no passage without a match
 
 
 def test_every_problem_is_searched_in_its_own_passages() -> None:

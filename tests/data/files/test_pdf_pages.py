@@ -25,9 +25,9 @@ def pdf(stream: bytes, pages: int = 1) -> bytes:
         b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
     ]
     data, offsets = b"%PDF-1.4\n", list[int]()
-    for number, each in enumerate(objects, 1):
+    for number, item in enumerate(objects, 1):
         offsets.append(len(data))
-        data += b"%d 0 obj" % number + each + b"endobj\n"
+        data += b"%d 0 obj" % number + item + b"endobj\n"
     entries = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     end = b"trailer<</Size 6/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF" % len(data)
     return data + b"xref\n0 6\n0000000000 65535 f \n" + entries + end

@@ -64,13 +64,13 @@ def test_a_json_array_cut_anywhere_is_rejected_with_the_byte_of_the_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_module, "_READ", 16)
-    whole = json.dumps(OBJECTS[:3], ensure_ascii=False).encode()
-    for size in range(1, len(whole)):
+    full = json.dumps(OBJECTS[:3], ensure_ascii=False).encode()
+    for size in range(1, len(full)):
         try:
-            whole[:size].decode()
+            full[:size].decode()
         except UnicodeDecodeError:
             continue  # a cut inside a character is an encoding error
-        message = rejected(tmp_path / "cut.json", whole[:size])
+        message = rejected(tmp_path / "cut.json", full[:size])
         assert f"byte {size} " in message
         assert "cut short" in message
 
@@ -230,9 +230,9 @@ def test_a_document_of_ten_megabytes_in_one_field_is_read_whole(read: Any, suffi
 
 def test_a_parquet_file_cut_short_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    whole = save(path, *({"a": "x" * 100 + str(i)} for i in range(500))).read_bytes()
-    for size in (4, 50, len(whole) // 2, len(whole) - 1):
-        assert "fetch it again" in rejected(path, whole[:size])
+    full = save(path, *({"a": "x" * 100 + str(i)} for i in range(500))).read_bytes()
+    for size in (4, 50, len(full) // 2, len(full) - 1):
+        assert "fetch it again" in rejected(path, full[:size])
 
 
 @pytest.mark.parametrize(("unpacked", "rows"), [(256, 8), (32, 4), (9, 1)])
@@ -286,13 +286,13 @@ def test_a_row_group_of_parquet_is_read_in_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 def test_a_compressed_file_cut_or_damaged_anywhere_is_rejected(tmp_path: Path, ending: str) -> None:
     rows = [{"n": number, "x": random.Random(number).random()} for number in range(99)]
-    whole = save(tmp_path / f"a.jsonl{ending}", *rows).read_bytes()
+    full = save(tmp_path / f"a.jsonl{ending}", *rows).read_bytes()
     path = tmp_path / f"b.jsonl{ending}"
-    for size in range(5, len(whole), 97):
-        if size != whole.rfind(whole[:4]):  # the end of the first member
-            path.write_bytes(whole[:size])
+    for size in range(5, len(full), 97):
+        if size != full.rfind(full[:4]):  # the end of the first member
+            path.write_bytes(full[:size])
             assert "fetch it again" in rejected(path)
-    path.write_bytes(whole + b"\0rest")
+    path.write_bytes(full + b"\0rest")
     assert "fetch it again" in rejected(path)
 
 

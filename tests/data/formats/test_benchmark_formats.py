@@ -67,8 +67,8 @@ def test_choices_of_longbench_follow_the_question_and_the_gold_is_the_letter(rea
 def test_locomo_is_read_in_the_order_of_its_sessions_without_unanswerable_questions(read: Any) -> None:
     (problem,) = read(LOCOMO)
     assert problem.id == "conv-1"
-    asked = [(each.text, each.answers) for each in problem.questions]
-    assert asked == [("What colour?", ("red",)), ("Which year?", ("2022",))]
+    queried = [(item.text, item.answers) for item in problem.questions]
+    assert queried == [("What colour?", ("red",)), ("Which year?", ("2022",))]
     context = problem.context or ""
     assert context.index("[8 May] Ann: Look. [picture: a red car]") < context.index("[9 May]")
     assert problem.metadata["evidence_positions"] == [1]
@@ -78,15 +78,15 @@ def test_locomo_is_read_in_the_order_of_its_sessions_without_unanswerable_questi
 def test_memoryagentbench_asks_all_questions_on_one_reading(tmp_path: Path, read: Any) -> None:
     (problem,) = read(MEMORY)
     assert format_of(tmp_path / "f.jsonl").name == "memoryagentbench"
-    assert [each.answers for each in problem.questions] == [("chess", "Chess"), ("Ann",)]
+    assert [item.answers for item in problem.questions] == [("chess", "Chess"), ("Ann",)]
     assert problem.metadata["source"] == "factconsolidation_sh_6k"
 
 
 def test_a_chat_of_beam_is_dated_batches_and_questions_with_points_of_a_rubric(read: Any) -> None:
     (problem,) = read(BEAM)
     assert problem.id == "7"
-    asked = [(each.text, each.answers) for each in problem.questions]
-    assert asked == [("Who sold it?", POINTS[0]), ("Sum it up.", POINTS[1])]
+    queried = [(item.text, item.answers) for item in problem.questions]
+    assert queried == [("Who sold it?", POINTS[0]), ("Sum it up.", POINTS[1])]
     assert problem.context == (
         "Document 1:\n[March-15-2024] user: I bought a car.\n[March-15-2024] assistant: Which one?\n\n"
         "Document 2:\n[May-02-2024] user: A red one."
@@ -180,7 +180,7 @@ def test_rows_with_a_finished_context(read: Any, row: dict[str, Any], answers: s
 
 def test_indexed_contexts_are_looked_up_in_the_sorted_corpus_of_their_folder(tmp_path: Path) -> None:
     texts = ["Bergen\nBergen is rainy.", "Norway\nNorway has a king.", "Oslo\nOslo lies on a fjord."]
-    context = [[title, [text]] for title, text in (each.split("\n") for each in reversed(texts))]
+    context = [[title, [text]] for title, text in (item.split("\n") for item in reversed(texts))]
     question = {"_id": "q1", "question": "Who?", "answer": "a king", "context": context, "supporting_facts": []}
     indexed = {"context": [2, 0], "input": "Q?", "answers": ["A"], "num_docs": 2, "index": 0}
     path = save(tmp_path / "eval_12800.json", indexed)

@@ -75,5 +75,5 @@ def test_the_paragraphs_of_hotpotqa_are_a_corpus(real_data: Path, name: str) -> 
         context = row["context"]
         pairs = zip(context["title"], context["sentences"], strict=True) if isinstance(context, dict) else context
         wanted |= {(title, "".join(sentences)) for title, sentences in pairs}
-    found = [(p["title"], p["text"]) for p in read_corpus(real_data / name)]
-    assert (len(found), set(found)) == (len(wanted), wanted)
+    result = [(p["title"], p["text"]) for p in read_corpus(real_data / name)]
+    assert (len(result), set(result)) == (len(wanted), wanted)

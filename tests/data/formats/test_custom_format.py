@@ -77,8 +77,8 @@ def test_splits_limit_and_inspection_are_as_for_shipped_formats(bridge: Path) ->
     training = source(bridge, documents=3)
     assert {p.id for step in range(4) for p in training.problems(step=step, count=2)} == set(ids)
     assert [p.id for p in source(bridge, "eval", limit=3).problems(step=0, count=9)] == ids[:3]
-    found = inspect_source(bridge, ReadOptions(custom_format(CSV, {})), documents=6, limit=4)
-    assert (found.format, found.rows, found.gold_in_context, found.evidence_lost) == (CSV, 4, 4, 0)
+    result = inspect_source(bridge, ReadOptions(custom_format(CSV, {})), documents=6, limit=4)
+    assert (result.format, result.rows, result.gold_in_context, result.evidence_lost) == (CSV, 4, 4, 0)
 
 
 def test_a_file_that_the_format_does_not_recognise_is_read_by_its_columns(bridge: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def turns(role: str, content: str) -> list[dict[str, str]]:
 
 
 CHATTING = turns("role", "content")
-ASKED = {"role": "user", "content": "Who?"}
+QUERY = {"role": "user", "content": "Who?"}
 QA = {"question": "Who?", "answer": "Ann"}
 SHAPES: list[tuple[dict[str, Any], str | None]] = [
     ({"question": "Who?", "answers": ["Ann"], "ctxs": PASSAGES}, TITLED),
@@ -58,7 +58,7 @@ SHAPES: list[tuple[dict[str, Any], str | None]] = [
     (QA | {"conversation": turns("from", "value")}, CHAT),
     (QA | {"dialogue": turns("speaker", "text")}, CHAT),
     (QA | {"chat": [CHATTING]}, CHAT),
-    ({"prompt": [ASKED], "response": "Ann", "text": "Ann ran."}, "Ann ran."),
+    ({"prompt": [QUERY], "response": "Ann", "text": "Ann ran."}, "Ann ran."),
     ({"instruction": "Who?", "input": "Ann ran.", "output": "Ann"}, "Ann ran."),
     ({"instruction": "Who?", "input": "Ann ran.", "output": "Ann", "text": "Who?\nAnn ran.\nAnn"}, "Ann ran."),
     ({"input": "Who?", "context": "Ann ran.", "output": "Ann"}, "Ann ran."),
@@ -67,11 +67,11 @@ SHAPES: list[tuple[dict[str, Any], str | None]] = [
     (QA | {"text": "Who? Ann ran."}, "Who? Ann ran."),
     ({"question": {"text": "Who?"}, "answers": [{"text": "Ann"}], "context": "Ann ran."}, "Ann ran."),
     ({"query": {"text": "Who?", "tokens": ["Who", "?"]}, "answer": {"text": "Ann"}, "context": "Ann ran."}, "Ann ran."),
-    (QA | {"messages": [*CHATTING, ASKED]}, f"{CHAT}\nuser: Who?"),
+    (QA | {"messages": [*CHATTING, QUERY]}, f"{CHAT}\nuser: Who?"),
     (QA | {"context": None, "passages": PASSAGES}, TITLED),
     ({"problem": "Who?", "solution": "Ann"}, None),
     ({"problem": "Who?", "solution": "It is Ann.", "answer": "Ann"}, None),
-    ({"problem": "Who?", "solution": "Ann", "messages": [ASKED, *CHATTING]}, None),
+    ({"problem": "Who?", "solution": "Ann", "messages": [QUERY, *CHATTING]}, None),
 ]
 CONTAINERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "wrapped": lambda row: json.dumps({"version": "1", "data": [row]}),
@@ -93,20 +93,20 @@ def test_a_row_is_the_same_problem_in_every_shape_and_container(read: Any, kind:
             continue  # parquet has no lists of mixed types
         contained = CONTAINERS.get(kind.split(".")[0], lambda row: row)(row)
         (problem,) = read(contained, name=f"f.{kind}")
-        found = (problem.id, problem.question, problem.answers, problem.context)
-        assert found == ("f-0", "Who?", ("Ann",), context), row
+        result = (problem.id, problem.question, problem.answers, problem.context)
+        assert result == ("f-0", "Who?", ("Ann",), context), row
 
 
 @pytest.mark.parametrize(("row", "context"), SHAPES)
 def test_inspection_names_the_column_of_each_role(tmp_path: Path, row: dict[str, Any], context: str | None) -> None:
     path = save(tmp_path / "f.jsonl", row)
-    found = inspect_source(path)
-    assert found.sample.context == context
-    assert found.taken["question"] in row
-    assert found.taken["answers"] in row
-    column, _, content = found.taken["document"].partition(": ")
+    result = inspect_source(path)
+    assert result.sample.context == context
+    assert result.taken["question"] in row
+    assert result.taken["answers"] in row
+    column, _, content = result.taken["document"].partition(": ")
     assert (column in row, bool(content)) == ((True, True) if context else (False, False))
-    mapped = {role: found.taken[role] for role in ("question", "answers")}
+    mapped = {role: result.taken[role] for role in ("question", "answers")}
     (again,) = read_problems(path, reading=ReadOptions(columns=mapped))
     assert (again.question, again.answers, again.context) == ("Who?", ("Ann",), context)
 
@@ -114,9 +114,14 @@ def test_inspection_names_the_column_of_each_role(tmp_path: Path, row: dict[str,
 def test_inspection_shows_mapped_names_passages_and_columns_that_are_not_read(tmp_path: Path) -> None:
     row = {"q": "Who?", "reply": "Ann", "hits": PASSAGES, "embedding": [0.1], "level": "easy"}
     columns = {"answers": "reply", "context": "hits"}
-    found = inspect_source(save(tmp_path / "f.jsonl", row), ReadOptions(columns=columns))
-    assert found.taken == {"question": "q", "answers": "reply", "document": "hits: 2 passages", "not read": "embedding"}
-    assert found.sample.metadata["level"] == "easy"
+    result = inspect_source(save(tmp_path / "f.jsonl", row), ReadOptions(columns=columns))
+    assert result.taken == {
+        "question": "q",
+        "answers": "reply",
+        "document": "hits: 2 passages",
+        "not read": "embedding",
+    }
+    assert result.sample.metadata["level"] == "easy"
     assert inspect_source(save(tmp_path / "g.jsonl", QA | {"text": " "})).empty == ("g-0",)
 
 
@@ -272,7 +277,7 @@ PUBLISHED: list[dict[str, Any]] = [
     {"id": "a", "question": "Who?", "answers": {"text": ["Ann"], "answer_start": [0]}, "context": "Ann ran."},
     {"question": "Who?", "golden_answers": ["Ann", "Anna"], "metadata": {"hops": 2, "kinds": ["x"]}},
     {
-        "prompt": [ASKED], "context": "Ann ran.",
+        "prompt": [QUERY], "context": "Ann ran.",
         "reward_model": {"ground_truth": ["Ann"]}, "extra_info": {"index": 4, "num_docs": 1},
     },
     {

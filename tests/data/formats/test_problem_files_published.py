@@ -53,8 +53,8 @@ def test_every_context_contains_every_gold_paragraph(
         assert all(paragraph in context for paragraph in gold)
         assert problem.answers == (row["answer"],)
         headings = [int(n) for n in re.findall(r"(?:\A|\n\n)Document (\d+):\n", context)]
-        own = len(row["context"]["title"] if isinstance(row["context"], dict) else row["context"])
-        assert headings == list(range(1, (documents or own) + 1))
+        related = len(row["context"]["title"] if isinstance(row["context"], dict) else row["context"])
+        assert headings == list(range(1, (documents or related) + 1))
 
 
 def test_the_gold_answer_scores_one_in_every_metric(real_data: Path) -> None:
@@ -110,9 +110,9 @@ def test_flashrag_rows_with_paragraphs_are_the_original_problems(real_data: Path
 
 
 def test_inspection_of_the_published_file(real_data: Path) -> None:
-    found = inspect_source(real_data / "hotpotqa_dev_50.json", documents=100)
-    assert (found.format, found.rows, found.evidence_lost) == ("hotpotqa", 50, 0)
-    assert sum(found.evidence) == 100  # two supporting paragraphs each
+    result = inspect_source(real_data / "hotpotqa_dev_50.json", documents=100)
+    assert (result.format, result.rows, result.evidence_lost) == ("hotpotqa", 50, 0)
+    assert sum(result.evidence) == 100  # two supporting paragraphs each
 
 
 def test_every_training_row_of_memact_is_read_and_agrees_with_its_columns(real_data: Path) -> None:

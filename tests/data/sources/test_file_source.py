@@ -112,10 +112,10 @@ def test_a_corpus_adds_distractors_at_any_limit(tmp_path: Path) -> None:
     assert sum(f"E{i}\ne" in (problem.context or "") for i in range(6)) == 6
     files = {"train_files": str(paragraphs_file(tmp_path / "few.json", questions=3)), "corpus": str(corpus)}
     config = DataConfig(**files, documents=18)
-    whole = build_source(config, split="eval").problems(step=0, count=3)
-    assert all("E" in (problem.context or "") for problem in whole)
+    full = build_source(config, split="eval").problems(step=0, count=3)
+    assert all("E" in (problem.context or "") for problem in full)
     limited = build_source(config.model_copy(update={"limit": 1}), split="eval").problems(step=0, count=3)
-    assert limited == whole[:1]
+    assert limited == full[:1]
     with pytest.raises(DataError, match=r"lower data\.documents"):
         build_source(config.model_copy(update={"corpus": None}), split="eval")
 
@@ -198,7 +198,7 @@ def opened(path: Path, *objectives: int, split: Any = "train", seed: int = 0) ->
     return SearchFileSource.open(path, split=split, objectives=objectives, seed=seed)
 
 
-def asked(problems: list[Problem]) -> list[str]:
+def queried(problems: list[Problem]) -> list[str]:
     """Ids of all questions, in order."""
     return [part for problem in problems for part in problem.id.split("+")]
 
@@ -211,9 +211,9 @@ def test_an_epoch_asks_every_question_once_in_another_order_each_time(
     count = len(source._deal(None))
     epochs = [source.problems(step=step, count=count) for step in range(4)]
     for problems in epochs:
-        assert len(set(asked(problems))) == len(asked(problems)) >= 10 - max(objectives) + 1
+        assert len(set(queried(problems))) == len(queried(problems)) >= 10 - max(objectives) + 1
         assert set(map(objective_count, problems)) <= set(objectives)
-    assert len({tuple(asked(problems)) for problems in epochs}) == 4
+    assert len({tuple(queried(problems)) for problems in epochs}) == 4
     assert opened(questions, *objectives).problems(step=3, count=count) == epochs[3]
     assert opened(questions, *objectives, seed=1).problems(step=3, count=2) != epochs[3][:2]
 
@@ -229,9 +229,9 @@ def test_combined_questions_keep_their_golds(questions: Path) -> None:
 
 def test_evaluation_gets_single_questions_in_file_order_and_one_deal_of_several(questions: Path) -> None:
     single, several = opened(questions, 1, split="eval"), opened(questions, 2, split="eval")
-    assert asked(single.problems(step=0, count=4)) == ["q0", "q1", "q2", "q3"]
+    assert queried(single.problems(step=0, count=4)) == ["q0", "q1", "q2", "q3"]
     assert several.problems(step=0, count=99) == several.problems(step=7, count=99)
-    assert sorted(asked(several.problems(step=0, count=99))) == sorted(f"q{n}" for n in range(10))
+    assert sorted(queried(several.problems(step=0, count=99))) == sorted(f"q{n}" for n in range(10))
     assert several.problems(step=0, count=2) == several.problems(step=0, count=99)[:2]
     assert set(map(objective_count, single.problems(step=0, count=99, size=5))) == {5}
 
@@ -251,7 +251,7 @@ def test_contexts_are_dropped_and_refills_bring_other_questions(tmp_path: Path) 
     first, refill = source.problems(step=0, count=4), source.problems(step=0, count=4, round=1)
     assert all(problem.context is None for problem in first)
     assert first[0].metadata == {"level": "hard"}
-    assert asked(refill) != asked(first)
+    assert queried(refill) != queried(first)
 
 
 def test_rows_of_several_questions_are_not_combined_again(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_evaluation_plays_one_set_per_number_of_objectives(questions: Path) -> N
     for part, problems in evaluated(data="synthetic_search", objectives=(4, 1), limit=5):
         assert len(problems) == 5
         assert {objective_count(p) for p in problems} == {part.size}
-    sets = [(part.size, part.unit, len(own)) for part, own in evaluated(data=str(questions), objectives=(2, 5))]
+    sets = [(part.size, part.unit, len(related)) for part, related in evaluated(data=str(questions), objectives=(2, 5))]
     assert sets == [(2, "objectives", 5), (5, "objectives", 2)]
     assert [part.size for part, _ in evaluated(data="synthetic_search")] == [1, 2, 4]
     assert [(part.set, part.size) for part, _ in evaluated(data=str(questions))] == [("questions", None)]

@@ -23,7 +23,7 @@ def check_answerable(problem: Problem) -> None:
     values: dict[tuple[str, str], set[str]] = {}
     for subject, relation, value in read_facts(f"{problem.context}\n-{problem.memory}"):
         values.setdefault((subject, relation), set()).add(value)
-    assert all(len(each) == 1 for each in values.values()), problem
+    assert all(len(item) == 1 for item in values.values()), problem
     assert answer_by_reading(problem.question, values) == problem.answers[0]
 
 
@@ -44,8 +44,8 @@ def test_the_document_alone_gives_the_answer(hops: int, chunks: int) -> None:
 
 def test_evidence_is_uniform_over_the_document() -> None:
     chunks, count = 8, 1600
-    seen = Counter(make_problem(0, "eval", i, chunks=chunks).metadata["evidence_chunks"][0] for i in range(count))
-    chi_square = sum((seen[c] - count / chunks) ** 2 / (count / chunks) for c in range(chunks))
+    counted = Counter(make_problem(0, "eval", i, chunks=chunks).metadata["evidence_chunks"][0] for i in range(count))
+    chi_square = sum((counted[c] - count / chunks) ** 2 / (count / chunks) for c in range(chunks))
     assert chi_square < 24.3  # 7 degrees of freedom, p = 0.001
 
 
@@ -55,8 +55,8 @@ def test_near_misses_share_the_subject_or_the_relation_and_have_the_requested_nu
     for index in range(200):
         problem = make_problem(0, "eval", index, chunks=4, distractor_facts=distractor_facts)
         ((subject, relation, _),) = read_facts("- " + problem.metadata["evidence"][0])
-        others = [f for f in read_facts(str(problem.context)) if f[:2] != (subject, relation)]
-        counts.append((sum(f[0] == subject for f in others), sum(f[1] == relation for f in others)))
+        rest = [f for f in read_facts(str(problem.context)) if f[:2] != (subject, relation)]
+        counts.append((sum(f[0] == subject for f in rest), sum(f[1] == relation for f in rest)))
     same_subject, same_relation = (sum(column) / len(counts) for column in zip(*counts, strict=True))
     # by chance: 19 sentences, 400 people, 15 relations
     assert distractor_facts * 0.5 <= same_subject + 0.3 <= distractor_facts * 0.5 + 0.7
@@ -131,10 +131,10 @@ def test_rivals_state_the_relation_of_the_last_hop_for_other_people() -> None:
     bridge, last = problem.metadata["evidence"]
     (relation,) = [r for r in ATTRIBUTES if any(f" {s.split()[1]} " in last for s in r.statements)]
     sentences = re.findall(r"[A-Z]\w+ \w+ \w+\.", str(problem.context))
-    others = [sentence for sentence in sentences if sentence not in (bridge, last)]
-    assert len(others) == 38
-    assert {sentence.split()[1] for sentence in others} <= {said.split()[1] for said in relation.statements}
-    assert last.split()[0] not in {sentence.split()[0] for sentence in others}
+    rest = [sentence for sentence in sentences if sentence not in (bridge, last)]
+    assert len(rest) == 38
+    assert {sentence.split()[1] for sentence in rest} <= {said.split()[1] for said in relation.statements}
+    assert last.split()[0] not in {sentence.split()[0] for sentence in rest}
 
 
 # ---- problems that start with a memory -----------------------------------------------------------------------
@@ -195,8 +195,8 @@ def test_a_training_document_draws_one_of_several_shares_of_rivals_and_evaluatio
         return sum(relation == evidence_of(problem).relation for _, relation, _ in facts) / len(facts)
 
     trained = [share(problem) for problem in SyntheticSource(config, seed=0).problems(step=0, count=100)]
-    assert 30 < sum(each == 1 for each in trained) < 70
-    assert all(each == 1 or each < 0.3 for each in trained)
+    assert 30 < sum(item == 1 for item in trained) < 70
+    assert all(item == 1 or item < 0.3 for item in trained)
     held_out = SyntheticSource(config, seed=0, split="eval").problems(step=0, count=20)
     assert max(map(share, held_out)) < 0.3
 

@@ -133,11 +133,11 @@ def test_needles_have_the_published_numbers_and_kinds(
         for _, name, number in NEEDLE.findall(row["context"]):
             needles.setdefault(name, []).append(number)
         if keys:
-            assert (len(needles), {len(each) for each in needles.values()}) == (keys, {values})
+            assert (len(needles), {len(item) for item in needles.values()}) == (keys, {values})
         else:
             assert len(needles) > 20  # the haystack is of needles
         assert all(re.fullmatch(key, name) for name in needles)
-        assert all(re.fullmatch(value, number) for each in needles.values() for number in each)
+        assert all(re.fullmatch(value, number) for item in needles.values() for number in item)
         queried = [name for name in needles if re.search(rf"\b{name}\b", row["input"])]
         assert len(queried) == (4 if task == "niah_multiquery" else 1)
         assert sorted(row["outputs"]) == sorted(number for name in queried for number in needles[name])
@@ -182,12 +182,12 @@ def test_coded_words_follow_the_zeta_distribution(made: Path) -> None:
             assert abs(times - size / rank**2) <= 1.5
 
 
-@pytest.mark.parametrize(("task", "own"), [("qa_1", 1), ("qa_2", 4)])
-def test_questions_have_their_own_documents_among_others(made: Path, task: str, own: int) -> None:
+@pytest.mark.parametrize(("task", "related"), [("qa_1", 1), ("qa_2", 4)])
+def test_questions_have_their_own_documents_among_others(made: Path, task: str, related: int) -> None:
     for index, row in enumerate(rows(made / f"{task}_4096.jsonl")):
         documents = re.split(r"(?:^|\n\n)Document \d+:\n", row["context"])[1:]
-        assert len(documents) == len(set(documents)) > own
-        assert len(row["evidence"]) == own
+        assert len(documents) == len(set(documents)) > related
+        assert len(row["evidence"]) == related
         assert set(row["evidence"]) <= set(documents)
         assert row["outputs"] == ([f"number {index}", f"{index}"] if task == "qa_1" else [f"name {index}"])
 
