@@ -26,9 +26,7 @@ def blocks(context: str) -> list[str]:
 
 @settings(max_examples=50)
 @given(st.integers(2, 410), st.integers(0, 5))
-def test_a_context_contains_every_gold_and_the_requested_number_of_distinct_documents(
-    documents: int, seed: int
-) -> None:
+def test_a_context_has_the_gold_and_distinct_documents(documents: int, seed: int) -> None:
     problem = assemble(record(), corpus=CORPUS, documents=documents, seed=seed)
     result = blocks(problem.context or "")
     assert len(result) == len(set(result)) == documents == problem.metadata["num_docs"]
@@ -66,7 +64,7 @@ def test_evidence_positions_are_uniform_and_independent_between_problems() -> No
     assert chi_square(gaps, 10) < LIMIT_9
 
 
-def test_distractors_are_drawn_uniformly_from_the_corpus_without_the_questions_own() -> None:
+def test_distractors_are_drawn_uniformly_from_other_paragraphs() -> None:
     corpus = Corpus.of([[f"d{i}" for i in range(10)] + ["own a", "own b"]])
     drawn = Counter(
         int(text[1:])
@@ -83,7 +81,7 @@ def test_the_same_key_gives_the_same_bytes_and_another_seed_another_order() -> N
     assert contexts[0] != contexts[2]
 
 
-def test_without_named_gold_all_own_paragraphs_are_kept() -> None:
+def test_without_gold_all_paragraphs_of_the_question_are_used() -> None:
     problem = assemble(record(gold=()), corpus=CORPUS, documents=12)
     assert set(record().paragraphs or ()) <= set(blocks(problem.context or ""))
     assert problem.metadata["evidence"] == ()
@@ -98,7 +96,7 @@ def test_without_named_gold_all_own_paragraphs_are_kept() -> None:
         ((), 20, Placing("reverse"), "marks no gold paragraphs"),
     ],
 )
-def test_counts_and_distances_that_cannot_be_met_are_rejected(
+def test_impossible_counts_and_distances_are_rejected(
     gold: tuple[int, ...], documents: int, placing: Placing, reason: str
 ) -> None:
     with pytest.raises(DataError, match=f"problem q: .*{reason}"):

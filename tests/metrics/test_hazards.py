@@ -59,7 +59,7 @@ def counted(*reads: tuple[str, str, str], right: bool = True) -> Hazards:
         (" Alice drinks tea", "It rained.", " Alice drinks", (NOTHING, QUIET, NOTHING)),  # cut: no fact
     ],
 )
-def test_a_read_is_counted_by_the_memories_before_and_after_it(
+def test_a_read_is_counted_by_its_states(
     memory: str, section: str, written: str, expected: tuple[int, int, int]
 ) -> None:
     before, sight, after = expected
@@ -97,39 +97,6 @@ def test_expected_held_is_the_sum_over_every_path(sections: int) -> None:
                 p *= (evidence if i == k else step)[states[i], states[i + 1]]
             total += p * (states[-1] == 2)
     assert expected_held(step, evidence, sections) == pytest.approx(total / sections, rel=1e-12)
-
-
-def test_rates_of_a_random_agent_predict_its_accuracy_at_another_length() -> None:
-    """It stores 90 % of the evidence, loses 2 % per section and invents 1 %; played at 16 and at 48 sections."""
-    rng = random.Random(5)
-
-    def played(sections: int, hazards: Hazards | None) -> bool:
-        position, memory, reads = rng.randrange(sections), "", []
-        for k in range(sections):
-            section = EVIDENCE if k == position else "Alice owns cats." if rng.random() < 0.1 else "Bo owns cats."
-            after = memory
-            if k == position:
-                after = EVIDENCE if rng.random() < 0.9 and memory != "Alice drinks ale." else memory
-            elif memory == EVIDENCE:
-                after = "" if rng.random() < 0.02 else memory
-            elif not memory:
-                after = "Alice drinks ale." if rng.random() < 0.01 else ""
-            reads.append((memory, section, after or "-"))
-            memory = after
-        right = memory == EVIDENCE
-        if hazards is not None:
-            problem = Problem("p", "What?", ("tea",), None, {"evidence": [EVIDENCE]})
-            hazards.add(problem, episode(*reads), right, GroupTexts(CODEC))
-        return right
-
-    hazards = Hazards()
-    for _ in range(600):
-        played(16, hazards)
-    lost, reads = hazards.reads[QUIET, TRUE, NOTHING], hazards.reads[QUIET, TRUE].sum()
-    assert 0.01 < lost / reads < 0.03
-    truth = sum(played(48, None) for _ in range(4000)) / 4000
-    assert hazards.expected_accuracy(48, 0.1) == pytest.approx(truth, abs=0.06)
-    assert 0.3 < truth < 0.7
 
 
 def test_an_uncounted_state_has_no_predicted_accuracy() -> None:
@@ -237,6 +204,12 @@ def truth(sections: int) -> float:
         taken = (1 - invented) * RATES["takes"] + invented * RATES["overruled"]
         total += taken * RATES["keeps"] ** (sections - 1 - position)
     return total / sections
+
+
+def test_counted_rates_predict_the_accuracy_at_another_length() -> None:
+    hazards = count_documents(random.Random(5), 600, 16)
+    assert hazards.expected_accuracy(48, 0.1) == pytest.approx(truth(48), abs=0.06)
+    assert 0.3 < truth(48) < 0.9
 
 
 @pytest.mark.parametrize(("documents", "sections"), [(16, 64), (64, 64), (64, 256)])

@@ -50,7 +50,7 @@ def test_copy_fidelity_counts_sentences_of_section_or_memory() -> None:
         ("First. The code is 12. Last.", "The code is 1.", 0),
     ],
 )
-def test_a_copied_fact_is_a_whole_sentence_other_than_the_question(section: str, written: str, hits: int) -> None:
+def test_a_copied_fact_is_a_sentence_other_than_the_question(section: str, written: str, hits: int) -> None:
     assert measured(group(read(0, section, "none", written)))["copy_fidelity"] == hits
 
 
@@ -76,7 +76,7 @@ def test_evidence_retention_is_of_the_final_memory_and_unknown_without_evidence(
         (("yes",), "Yes, she does.", None),  # the word alone shows nothing
     ],
 )
-def test_retention_of_whole_paragraphs_is_that_of_the_answer(
+def test_retention_of_paragraphs_is_that_of_the_answer(
     answers: tuple[str, ...], memory: str, retained: float | None
 ) -> None:
     metadata = {"evidence": ["Ann\nAnn lives in Rome. She is 40.", "Bo sings."]}
@@ -98,7 +98,7 @@ def test_text_copied_from_the_template_is_no_fact(written: str, fidelity: float)
     assert measured(unnamed)["copy_fidelity"] is None
 
 
-def test_an_empty_response_that_kept_the_memory_is_not_a_memory() -> None:
+def test_an_empty_response_does_not_replace_the_memory() -> None:
     turns = (read(0, "", "", "abcd"), read(1, "", "abcd", ""), read(2, "", "abcd", "abcd"))
     retained = group(*turns, events=(Event(EmptyMemoryKept(), before_turn=2),))
     assert measured(retained)["overwrite_rate"] == 0.0
@@ -123,7 +123,7 @@ def test_ungraded_episodes_are_counted_and_leave_the_mean_alone() -> None:
     assert (metrics["reward/mean"], metrics["reward/ungraded"]) == (1.0, 1.0)
 
 
-def test_facts_kept_lost_and_invented_by_each_turn_by_hand() -> None:
+def test_facts_retained_lost_and_invented_by_a_turn() -> None:
     first, second = "Ann lives in Rome. Bo has a cat.", "Ann lives in Rome. Cid is red."
     turns = (read(0, "Ann lives in Rome. Bo has a cat.", "none", first), read(1, "Cid is blue.", first, second))
     played = group(*turns, evidence=["Bo has a cat.", "Ann lives in Rome."])
@@ -148,7 +148,7 @@ def placed(document: str | None, *evidence: str) -> dict[str, float]:
     return evidence_position(Problem("p", QUESTION, (), document, {"evidence": list(evidence)}))
 
 
-def test_the_place_of_the_evidence_is_a_share_of_the_document() -> None:
+def test_the_position_of_the_evidence_is_a_share_of_the_document() -> None:
     lines = [f"It rains in week {week:02}.\n" for week in range(11)]
     document = "".join(lines)
     assert placed(document, "It rains in week 00.") == {"evidence_first": 0.0, "evidence_last": 0.0}
@@ -157,7 +157,7 @@ def test_the_place_of_the_evidence_is_a_share_of_the_document() -> None:
     assert halves == {"evidence_first": 0.0, "evidence_last": 0.5}
 
 
-def test_evidence_that_the_document_lacks_has_no_place() -> None:
+def test_evidence_that_the_document_lacks_has_no_position() -> None:
     assert placed("Joann ran.", "Ann ran.") == {}
     assert placed(None, "Ann ran.") == {}
     assert placed("Ann ran.") == {}

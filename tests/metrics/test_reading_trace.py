@@ -31,7 +31,7 @@ def longest_run(sentence: str, document: str) -> int:
     return 0
 
 
-def test_the_longest_run_is_found_and_is_a_slice_of_the_document() -> None:
+def test_the_longest_run_is_a_slice_of_the_document() -> None:
     rng = random.Random(5)
     vocabulary = ["Anna", "Bob", "eats", "sells", "tea", "honey", "in", "Rome", "the"]
     for _ in range(300):
@@ -65,7 +65,7 @@ def test_an_origin_is_in_the_section_that_added_the_sentence() -> None:
     assert origins([fact], document) == [(0, len(fact) - 1)]
 
 
-def test_unread_text_has_no_origins_and_a_sentence_cut_by_two_sections_is_found_whole() -> None:
+def test_only_text_that_was_read_has_origins() -> None:
     document = "Anna lives in Rome by the sea. Bob drinks tea at noon every day."
     cut = document.index("by")
     read = [reading(document[:cut], "", "x"), reading(document[cut:31], "x", "Anna lives in Rome by the sea.")]
@@ -73,7 +73,7 @@ def test_unread_text_has_no_origins_and_a_sentence_cut_by_two_sections_is_found_
     assert origins(retained, document, read) == [(0, 29), None]
 
 
-def test_a_section_whose_first_character_was_cut_in_two_is_found() -> None:
+def test_a_section_may_start_inside_a_character() -> None:
     document = "Ärger in Ölhausen. Anna lives in Rome today."
     read = [reading("�rger in Ölhausen. Anna lives in Rome today.", "", "Anna lives in Rome today.")]
     assert origins(["Anna lives in Rome today."], document, read) == [(19, 43)]

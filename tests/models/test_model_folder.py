@@ -52,7 +52,7 @@ def test_links_inside_the_folder_and_into_the_hubs_blobs_are_followed(folder: Pa
         ("model/config.json", "is a file; use its folder"),
     ],
 )
-def test_a_mistyped_folder_is_rejected_with_the_nearest_name(
+def test_a_mistyped_folder_gets_the_nearest_name(
     name: str, reason: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
@@ -79,9 +79,7 @@ def test_without_a_network_one_request_is_made(monkeypatch: pytest.MonkeyPatch) 
     assert requests == ["nobody/nothing"]
 
 
-def test_a_cached_model_of_the_hub_is_opened_without_a_request(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_model_needs_no_request(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "cache" / "models--some--model"
     shutil.copytree(folder, home / "snapshots" / "0123")
     (home / "refs").mkdir()
@@ -121,7 +119,7 @@ def test_a_manifest_of_another_program_is_ignored(folder: Path) -> None:
         ("saved", ["latest_checkpointed_iteration.txt", "iter_0000099/common.pt"], "convert_torch_dist_to_hf.py"),
     ],
 )
-def test_shards_of_other_trainers_are_rejected_with_the_command_that_converts_them(
+def test_shards_are_rejected_with_the_command_that_converts_them(
     name: str, files: list[str], command: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     folder = tmp_path / name

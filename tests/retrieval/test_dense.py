@@ -97,9 +97,7 @@ def test_an_encoder_that_fails_midway_leaves_nothing(corpus: Path, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == [".index.lock", "c.jsonl"]
 
 
-def test_a_missing_faiss_is_rejected_with_its_installation(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_faiss_is_rejected(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "faiss", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[dense\]'"):
         DenseIndex.of_corpus(corpus, tmp_path / "index", Table(), use_faiss=True)
@@ -126,9 +124,7 @@ def hits_of(index: DenseIndex) -> list[list[tuple[int, float]]]:
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "faiss"])
-def test_existing_vectors_rank_as_encoded_ones_and_no_passage_is_encoded_again(
-    corpus: Path, tmp_path: Path, kind: str
-) -> None:
+def test_existing_vectors_rank_as_encoded_ones(corpus: Path, tmp_path: Path, kind: str) -> None:
     expected = hits_of(DenseIndex.of_corpus(corpus, tmp_path / "encoded", Table(), use_faiss=False))
     file = tmp_path / ("flat.index" if kind == "faiss" else "vectors.npy")
     if kind == "faiss":
@@ -163,7 +159,7 @@ def test_existing_vectors_rank_as_encoded_ones_and_no_passage_is_encoded_again(
         (lambda rows: np.array([{}], dtype=object), "Python objects in dtype"),
     ],
 )
-def test_vectors_of_other_passages_are_rejected_and_leave_nothing(
+def test_wrong_vectors_are_rejected_and_leave_nothing(
     corpus: Path, tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], reason: str
 ) -> None:
     np.save(tmp_path / "vectors.npy", change(vectors_of(corpus)))
@@ -204,7 +200,7 @@ def test_damaged_indices_of_faiss_are_rejected(corpus: Path, tmp_path: Path) -> 
     assert sum(rejected(corpus, tmp_path / "vectors.index", data) for data in damaged) > 48
 
 
-def test_other_files_of_vectors_need_faiss_and_a_flat_index(
+def test_vector_files_need_faiss_and_a_flat_index(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faiss = pytest.importorskip("faiss")

@@ -104,9 +104,7 @@ def test_an_index_behind_a_symbolic_link_is_built_at_its_target(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == [".disk.lock", "c.jsonl", "disk", "index"]
 
 
-def test_an_index_is_built_in_the_current_folder_if_that_is_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_may_be_built_in_an_empty_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = save(tmp_path / "c.jsonl", *PASSAGES)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -156,7 +154,7 @@ def test_a_manifest_of_another_shape_is_rejected_in_one_line(tmp_path: Path, cha
         assert message.endswith("manifest.json: damaged; delete the folder and build it again")
 
 
-def test_a_changed_byte_is_found_in_any_file(tmp_path: Path) -> None:
+def test_a_changed_byte_is_detected_in_any_file(tmp_path: Path) -> None:
     index = Bm25Index.build(PASSAGES, tmp_path / "index")
     for path in sorted(index.folder.iterdir()):
         if path.name == "manifest.json":

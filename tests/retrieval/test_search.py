@@ -107,7 +107,7 @@ async def started(coalescer: Coalescer[str], *asks: tuple[list[str], int]) -> li
     return tasks
 
 
-async def test_waiting_queries_are_sent_together_and_each_caller_gets_its_answers() -> None:
+async def test_waiting_queries_are_sent_together() -> None:
     service = Service()
     coalescer = Coalescer(service, running=1, together=4)
     tasks = await started(coalescer, (["a"], 1))
@@ -131,9 +131,7 @@ async def test_concurrent_calls_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(("query", "error", "failed"), [("bad", ValueError, [2]), ("down", OSError, [1, 2, 3])])
-async def test_a_bad_query_fails_its_caller_and_a_failed_service_all(
-    query: str, error: type[Exception], failed: list[int]
-) -> None:
+async def test_errors_reach_the_callers_concerned(query: str, error: type[Exception], failed: list[int]) -> None:
     service = Service()
     coalescer = Coalescer(service, running=1, together=9, divide=(ValueError,))
     tasks = await started(coalescer, (["first"], 1))
@@ -145,7 +143,7 @@ async def test_a_bad_query_fails_its_caller_and_a_failed_service_all(
     assert all(answers[at] == answer for at, answer in expected.items() if at not in failed)
 
 
-async def test_a_cancelled_caller_does_not_affect_others() -> None:
+async def test_a_cancelled_caller_affects_no_other() -> None:
     service = Service()
     coalescer = Coalescer(service, running=1, together=9)
     tasks = await started(coalescer, (["a"], 1))

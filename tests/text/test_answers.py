@@ -91,9 +91,7 @@ def test_a_stated_answer_ends_with_its_line(text: str, answer: str | None) -> No
         (r"<thinking>maybe \boxed{Rome}", None, None),
     ],
 )
-def test_a_box_precedes_a_statement_and_thinking_is_not_an_answer(
-    text: str, answer: str | None, rule: str | None
-) -> None:
+def test_a_box_precedes_a_statement(text: str, answer: str | None, rule: str | None) -> None:
     outcome = extract(text)
     assert (outcome and outcome.text, outcome and outcome.rule) == (answer, rule)
 

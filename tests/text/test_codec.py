@@ -148,9 +148,7 @@ TENFOLD = [{"type": "Replace", **REPLACE}] * 8
     "entries", [{"truncation": CUT}, *({"padding": PAD | {"strategy": {"Fixed": size}}} for size in (64, 10**9))]
 )
 @pytest.mark.parametrize("load", [Codec.load, Codec.for_reading])
-def test_settings_of_the_tokenizer_neither_cut_nor_pad_a_text(
-    tiny_model_folder: Path, tmp_path: Path, entries: Any, load: Any
-) -> None:
+def test_texts_are_neither_cut_nor_padded(tiny_model_folder: Path, tmp_path: Path, entries: Any, load: Any) -> None:
     text = "You are given a problem and a section of an article. " * 40
     expected = load(tiny_model_folder).encode_trusted(text)
     assert len(expected) > 64
@@ -182,7 +180,7 @@ def test_a_tokenizer_that_lengthens_text_too_much_is_rejected(
 
 @pytest.mark.parametrize("length", [1000, 50_000])
 @pytest.mark.parametrize("encode", [Codec.encode, Codec.encode_trusted])
-def test_a_tokenizer_whose_regex_gives_up_on_a_text_raises_one_line(
+def test_a_regex_that_gives_up_raises_one_line(
     encode: Callable[[Codec, str], list[int]], length: int, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
@@ -220,7 +218,7 @@ def test_repeated_evaluations_release_their_codecs(tiny_model_folder: Path) -> N
     assert counts == counts[:1] * 3
 
 
-def test_results_cached_on_a_codec_are_bounded_and_released_with_it(
+def test_cached_results_are_bounded_and_released_with_the_codec(
     tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = list[str]()

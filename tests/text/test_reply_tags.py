@@ -79,9 +79,7 @@ def test_a_malformed_reply_has_a_reason(text: str, reason: str) -> None:
         ("<update>a</update>", "a", None),
     ],
 )
-def test_a_lenient_reader_takes_the_first_update_and_reports_the_fault(
-    text: str, update: str, fault: str | None
-) -> None:
+def test_a_lenient_reader_takes_the_first_update(text: str, update: str, fault: str | None) -> None:
     """ReMemR1's code searches for the first update; its reward for the format needs exactly one."""
     reply = valid(read(text, lenient=True))
     assert (LETTERS.decode(reply.update), reply.fault) == (update, fault)
@@ -124,7 +122,7 @@ def test_only_a_token_that_straddles_a_boundary_is_encoded_again() -> None:
     assert valid(inside).update == [ord("x")]
 
 
-def test_a_memory_in_bytes_is_cut_whole() -> None:
+def test_a_memory_in_bytes_is_cut_at_characters() -> None:
     codec = family_codec("spm")
     text = "a 日本😀 fact"
     reply = valid(read(f"<thinking>é😀</thinking><update>{text}</update>", codec))

@@ -17,9 +17,7 @@ MARKS = ("\u0301\u0323", "\u0323\u0301\u20dd", "\u0301\uff9e", "\u0345\u0301", "
 
 @pytest.mark.parametrize("marks", MARKS, ids=map(ascii, MARKS))
 @pytest.mark.parametrize("change", [fold, normalize, question_key, lambda text: str(worded(text))])
-def test_few_marks_of_a_letter_are_sorted(
-    marks: str, change: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_marks_are_sorted(marks: str, change: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sorting takes quadratic time: 100,000 marks took minutes."""
     longest = 0
 

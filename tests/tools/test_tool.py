@@ -52,7 +52,7 @@ def ask(tool: Any, problem: Problem, **arguments: Any) -> str:
     return str(asyncio.run(tool.call(arguments, problem)))
 
 
-def test_a_custom_tool_is_found_by_module_and_class(module: str) -> None:
+def test_a_custom_tool_is_named_by_module_and_class(module: str) -> None:
     tools = build_tools({"search": {}, f"{module}:Adder": {"base": 40}})
     assert [tool.spec.name for tool in tools] == ["search", "add"]
     assert ask(tools[1], world(), x=2) == "42"
@@ -101,7 +101,7 @@ def test_passages_in_memory_are_ranked_as_on_disk(tmp_path: Path) -> None:
     assert [hit.document["id"] for hit in result[-1]] == ["60"]  # and no passage without a match
 
 
-def test_every_problem_is_searched_in_its_own_passages() -> None:
+def test_every_problem_is_searched_in_its_passages() -> None:
     tool = SearchTool(topk=1)
     other = world(name="q", passages=[{"id": "0", "title": "", "text": "Alice drinks milk."}])
     assert ask(tool, world(), query="Alice drinks") == "Alice drinks tea."
@@ -111,7 +111,7 @@ def test_every_problem_is_searched_in_its_own_passages() -> None:
     assert ask(SearchTool(topk=1, titles=False), changed, query="Alice") == "Alice drinks rum."
 
 
-def test_a_problems_own_passages_are_searched_without_leaving_the_event_loop() -> None:
+def test_passages_of_a_problem_are_searched_without_waiting() -> None:
     """Otherwise the next turn of the episode would join different batches from run to run."""
     call = SearchTool(topk=1).call({"query": "Alice drinks"}, world())
     with pytest.raises(StopIteration) as returned:

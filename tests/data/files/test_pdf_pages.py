@@ -47,7 +47,7 @@ def test_a_pdf_is_the_text_of_its_pages(tmp_path: Path) -> None:
     ],
     ids=["time", "memory"],
 )
-def test_a_pdf_bomb_is_rejected_with_its_name(
+def test_a_pdf_bomb_is_rejected(
     make: Callable[[], bytes], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pdf_pages, "seconds_for", lambda size: 1)

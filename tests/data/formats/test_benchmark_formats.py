@@ -247,9 +247,7 @@ def test_a_memact_row_of_one_question_keeps_its_gold_unchanged(read: Any, truth:
         ("", "a", "extra_info.question is empty"),
     ],
 )
-def test_memact_questions_and_golds_that_disagree_are_rejected(
-    rejection: Any, question: str, truth: str, reason: str
-) -> None:
+def test_inconsistent_memact_rows_are_rejected(rejection: Any, question: str, truth: str, reason: str) -> None:
     message = rejection(memact("fine?", "a"), memact(question, truth))
     assert "line 2" in message
     assert reason in message

@@ -145,9 +145,7 @@ def test_passages_take_distractors_and_marked_or_named_evidence(tmp_path: Path, 
         (QA | {"text": "Ann ran.", "ctxs": PASSAGES}, "context", "text ctxs"),
     ],
 )
-def test_equally_suitable_columns_are_named_with_the_map_of_each(
-    read: Any, rejection: Any, row: dict[str, Any], role: str, columns: str
-) -> None:
+def test_ambiguous_columns_need_a_map(read: Any, rejection: Any, row: dict[str, Any], role: str, columns: str) -> None:
     message = rejection(row)
     for column in columns.split():
         assert f"data.columns={role}={column}" in message
@@ -186,9 +184,7 @@ def test_an_object_without_text_is_named_with_its_keys(rejection: Any) -> None:
         {"title": "A", "text": "Ann ran."},
     ],
 )
-def test_a_row_without_a_question_or_answers_is_no_question_file(
-    tmp_path: Path, rejection: Any, row: dict[str, Any]
-) -> None:
+def test_other_rows_are_no_question_file(tmp_path: Path, rejection: Any, row: dict[str, Any]) -> None:
     assert "f.jsonl line 1: no column is known as" in rejection(row)
     assert not is_question_file(tmp_path / "f.jsonl")
 

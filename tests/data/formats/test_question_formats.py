@@ -219,7 +219,7 @@ STRAY_HOP = HOPS | {"question_decomposition": [{"paragraph_support_idx": 7}]}
 
 
 @pytest.mark.parametrize(("good", "stray"), [(HOTPOT, STRAY), (HOPS, STRAY_HOP)])
-def test_a_row_whose_gold_is_missing_is_rejected_or_skipped_with_a_note(
+def test_a_row_without_its_gold_is_rejected_or_skipped(
     tmp_path: Path, good: dict[str, Any], stray: dict[str, Any]
 ) -> None:
     path = save(tmp_path / "f.jsonl", stray, good, stray)
@@ -288,9 +288,7 @@ def test_several_questions_share_the_sessions_of_a_row(read: Any) -> None:
 
 @settings(max_examples=50)
 @given(st.lists(st.text(alphabet="ab \n", max_size=4 * LINE), min_size=1, max_size=4))
-def test_every_long_stretch_of_a_session_has_its_date(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
-) -> None:
+def test_long_sessions_repeat_their_date(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     turns = [{"role": "user", "content": text} for text in texts]
     path = save(tmp_path_factory.getbasetemp() / "dated.jsonl", SESSIONS | {"haystack_sessions": [turns, []]})
     (problem,) = read_problems(path)
@@ -325,9 +323,7 @@ def test_pieces_contain_the_words_in_their_order(text: str, size: int) -> None:
         ({"answer_session_ids": ["s9"]}, "answer_session_ids: no session has the id 's9'; .*on_missing_gold=skip"),
     ],
 )
-def test_sessions_of_another_shape_are_rejected_with_their_place(
-    rejection: Any, changes: dict[str, Any], reason: str
-) -> None:
+def test_malformed_sessions_are_rejected(rejection: Any, changes: dict[str, Any], reason: str) -> None:
     assert re.search(rf"f\.jsonl line 1: .*{reason}", rejection(SESSIONS | changes))
 
 

@@ -204,9 +204,7 @@ def queried(problems: list[Problem]) -> list[str]:
 
 
 @pytest.mark.parametrize("objectives", [(1,), (2,), (5,), (1, 2), (1, 2, 4)])
-def test_an_epoch_asks_every_question_once_in_another_order_each_time(
-    questions: Path, objectives: tuple[int, ...]
-) -> None:
+def test_an_epoch_asks_every_question_once(questions: Path, objectives: tuple[int, ...]) -> None:
     source = opened(questions, *objectives)
     count = len(source._deal(None))
     epochs = [source.problems(step=step, count=count) for step in range(4)]

@@ -66,7 +66,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def whole_prompt(row: dict[str, Any]) -> str:
+def full_prompt(row: dict[str, Any]) -> str:
     """The published template with the context of a row, by hand."""
     task, question = row["task"], row["input"]
     if task.startswith("qa"):
@@ -86,7 +86,7 @@ def test_the_thirteen_tasks_have_the_published_numbers() -> None:
 
 
 @pytest.mark.parametrize("model", ["base-model", "tiny"])
-def test_every_task_has_between_98_and_100_percent_of_the_length(
+def test_tasks_have_98_to_100_percent_of_the_length(
     model: str, texts: TaskTexts, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     folder = tiny_model_folder if model == "tiny" else ASSETS / model
@@ -99,7 +99,7 @@ def test_every_task_has_between_98_and_100_percent_of_the_length(
         for row in rows(tmp_path / "set" / name):
             length = int(name.removesuffix(".jsonl").rpartition("_")[2])
             room = TOKENS_TO_GENERATE[next(kind for kind in TOKENS_TO_GENERATE if name.startswith(kind))]
-            tokens = len(codec.encode(whole_prompt(row))) + room
+            tokens = len(codec.encode(full_prompt(row))) + room
             assert tokens == row["length"]
             assert 0.98 * length <= tokens <= length, (name, tokens)
 
@@ -125,9 +125,7 @@ def made(texts: TaskTexts, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("niah_multikey_3", 0, 1, UUID, UUID),
     ],
 )
-def test_needles_have_the_published_numbers_and_kinds(
-    made: Path, task: str, keys: int, values: int, key: str, value: str
-) -> None:
+def test_needles_are_as_published(made: Path, task: str, keys: int, values: int, key: str, value: str) -> None:
     for row in rows(made / f"{task}_4096.jsonl"):
         needles: dict[str, list[str]] = {}
         for _, name, number in NEEDLE.findall(row["context"]):
@@ -183,7 +181,7 @@ def test_coded_words_follow_the_zeta_distribution(made: Path) -> None:
 
 
 @pytest.mark.parametrize(("task", "related"), [("qa_1", 1), ("qa_2", 4)])
-def test_questions_have_their_own_documents_among_others(made: Path, task: str, related: int) -> None:
+def test_questions_have_their_documents_among_distractors(made: Path, task: str, related: int) -> None:
     for index, row in enumerate(rows(made / f"{task}_4096.jsonl")):
         documents = re.split(r"(?:^|\n\n)Document \d+:\n", row["context"])[1:]
         assert len(documents) == len(set(documents)) > related
@@ -192,7 +190,7 @@ def test_questions_have_their_own_documents_among_others(made: Path, task: str, 
         assert row["outputs"] == ([f"number {index}", f"{index}"] if task == "qa_1" else [f"name {index}"])
 
 
-def test_depths_of_needles_are_spread_over_the_whole_text(tmp_path: Path) -> None:
+def test_depths_of_needles_are_spread_over_the_text(tmp_path: Path) -> None:
     make_ruler(["niah_single_1"], [600], tokenizer=BASE, count=200, out=tmp_path / "set")
     contexts = [row["context"] for row in rows(tmp_path / "set" / "niah_single_1_600.jsonl")]
     counts = Counter(int(context.find("One of") / len(context) * 5) for context in contexts)
@@ -217,7 +215,7 @@ def test_matchers_agree_with_a_second_implementation_on_random_strings() -> None
         assert 100 * measured["string_match_part"] == max(reference_score(reply, [gold]) for gold in golds)
 
 
-def test_the_files_are_read_and_graded_by_their_own_matcher(made: Path) -> None:
+def test_the_files_are_read_and_graded_by_their_matcher(made: Path) -> None:
     for name, task in TASKS.items():
         for problem in read_problems(made / f"{name}_4096.jsonl"):
             assert problem.metadata["metric"] == task.matcher
@@ -237,7 +235,7 @@ def test_all_omits_tasks_without_a_file_and_lists_them(tmp_path: Path, palimpses
     assert "did you mean niah_single_1" in refused(*command, "--tasks", "niah_singl_1", "--out", str(tmp_path / "x"))
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+def test_the_seed_determines_the_bytes(tmp_path: Path) -> None:
     def edition(name: str, seed: int) -> str:
         tasks = ["niah_multikey_2", "vt", "cwe", "fwe"]
         return make_ruler(tasks, [1600], tokenizer=BASE, count=2, out=tmp_path / name, seed=seed).edition
