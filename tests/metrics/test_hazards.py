@@ -32,7 +32,7 @@ EVIDENCE = "Alice drinks tea."
 
 
 def episode(*reads: tuple[str, str, str]) -> Trajectory:
-    """Of (memory, section, memory written)."""
+    """An episode of (memory, section, memory written)."""
     turns = tuple(
         reading_turn(step, section, memory, written, "What does Alice drink?")
         for step, (memory, section, written) in enumerate(reads)
@@ -116,7 +116,7 @@ def test_the_share_of_near_misses_is_that_of_the_documents() -> None:
 
 
 def keeping(lost: int, reads: int) -> Hazards:
-    """Of an agent that stores all evidence, invents nothing and answers from its memory."""
+    """Reads of an agent that stores all evidence, invents nothing and answers from its memory."""
     hazards = Hazards()
     hazards.reads[QUIET, NOTHING, NOTHING] = hazards.reads[SEEN, NOTHING, TRUE] = MANY
     hazards.reads[QUIET, TRUE, TRUE], hazards.reads[QUIET, TRUE, NOTHING] = reads - lost, lost

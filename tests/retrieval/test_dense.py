@@ -169,7 +169,7 @@ def test_wrong_vectors_are_rejected_and_leave_nothing(
 
 
 def rejected(corpus: Path, file: Path, data: bytes) -> bool:
-    """Whether these vectors are rejected, in one line."""
+    """True if these vectors are rejected in one line."""
     file.write_bytes(data)
     try:
         DenseIndex.of_corpus(corpus, file.parent / "index", Queries(), vectors=file)

@@ -91,7 +91,7 @@ def test_mistral_wraps_each_result() -> None:
     array = "[TOOL_CALLS][" + ", ".join(call(q)[:-1] + ', "id": "call00000"}' for q in "ab") + "]"
     text = codec.decode(history(codec, *[(array, ["1", "2"])] * 2, tools=TOOLS).ids())
     messages = [*START, *[calling("a", "b"), tool_message("1"), tool_message("2")] * 2]
-    # the template prints the system message while the question is the last message; here it stays in its place
+    # the template prints the system message while the question is the last message; here it does not move
     assert text == rendered(codec, messages, tools=[SPEC.function()]).replace("[INST]", "[INST]Be brief.\n\n")
     assert '[TOOL_RESULTS]{"content": 2, "call_id": "call00000"}[/TOOL_RESULTS]' in text
 

@@ -1,4 +1,4 @@
-"""Chat templates of a model's folder: their variables, what ends a turn, and templates of trl and axolotl."""
+"""Chat templates of a model's folder: their variables, the ends of a turn, and templates of trl and axolotl."""
 
 from __future__ import annotations
 

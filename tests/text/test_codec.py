@@ -61,7 +61,7 @@ def test_lone_surrogates_become_the_replacement_character(tiny_codec: Any) -> No
 
 
 def test_data_never_becomes_a_control_token_that_is_also_a_word(tiny_tokenizer: Any) -> None:
-    """As in vocabularies of sentencepiece, where the text of `</s>` is an ordinary piece too."""
+    """The text of `</s>` is an ordinary piece in vocabularies of sentencepiece."""
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["the"]})  # an existing merge becomes a control token
     codec = Codec(tokenizer)

@@ -1,4 +1,4 @@
-"""Replies in tags: what counts, which faults there are, and which ids are cut out."""
+"""Replies in tags: their contents, their faults, and the ids between tags."""
 
 from __future__ import annotations
 

@@ -358,7 +358,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def contains(span: str, call: ToolCall) -> bool:
-    """Whether the span contains this very call: cut at its outer braces and loaded as JSON."""
+    """True if the span, cut at its outer braces and loaded as JSON, is this call."""
     value = json.loads(span[span.index("{") : span.rindex("}") + 1], object_pairs_hook=unique)
     if re.match(r"\[TOOL_CALLS\]\s*[\w.-]", span):
         return value == call.arguments and call.name in span[: span.index("{")]

@@ -1,4 +1,4 @@
-"""Rows of JSON, tables, parquet and the hub; each bad file gets one line with its name, place, value and fix."""
+"""Rows of JSON, tables, parquet and the hub; each bad file gets one line with its name, position, value and fix."""
 
 import difflib
 import json

@@ -1,4 +1,4 @@
-"""Files of problems: what is read, renamed and written, and how a bad row is rejected."""
+"""Files of problems: reading, renamed columns, writing, and rejected rows."""
 
 import datetime
 import json

@@ -34,7 +34,7 @@ UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> TaskTexts:
-    """An essay, SQuAD and HotpotQA, made up."""
+    """A random essay, SQuAD and HotpotQA."""
     folder = tmp_path_factory.mktemp("texts")
     rng = random.Random(0)
     words = ["we", "think", "that", "people", "who", "make", "good", "things", "like", "to", "work", "late"]
