@@ -181,7 +181,7 @@ def test_templates_show_user_turns_and_tools(name: str) -> None:
 @needs_templates
 @pytest.mark.parametrize("name", sorted(name for name in NAMES if EXPECTED[name]["calls"] == "gemma4"))
 def test_templates_leave_the_syntax_of_a_call_to_the_reply(name: str) -> None:
-    """Also where the token that starts a result is no stop token."""
+    """The token that starts a result need not be a stop token."""
     pieces = chat_pieces(codec := codec_of(TEMPLATES[name], without=("<|tool_response>",)))
     assert "tool_call" not in codec.decode([*pieces.end, *pieces.to_results])
 
