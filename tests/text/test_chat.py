@@ -198,7 +198,9 @@ def codec(tiny_codec: Codec) -> Codec:
 
 @settings(max_examples=50)
 @given(document=hostile, question=hostile, system=st.booleans())
-def test_messages_of_a_prompt(codec: Codec, document: list[str], question: list[str], system: bool) -> None:
+def test_messages_contain_the_texts_of_a_prompt(
+    codec: Codec, document: list[str], question: list[str], system: bool
+) -> None:
     texts = {"section": "".join(document), "question": "".join(question)}
     message = "Read {section}\nand answer {question} now."
     template = user_turn(codec, message, ("section", "question"), "Be brief." * system)
