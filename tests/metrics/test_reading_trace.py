@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from functools import partial
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
@@ -45,7 +46,7 @@ def test_the_longest_run_is_a_slice_of_the_document() -> None:
 
 def reading(section: str, before: str, after: str) -> ReadingTurn:
     """A turn that read `section` and wrote `after` over `before`."""
-    texts = {text: Text((), lambda text=text: text) for text in (section, before, after, "")}
+    texts = {text: Text((), partial(str, text)) for text in (section, before, after, "")}
     rest: dict[str, Any] = dict.fromkeys(("sources", "query", "malformed"))
     return ReadingTurn(
         turn=Turn((1,), Completion((2,), (0.0,), StopReason.STOP), 0, "read"),

@@ -14,7 +14,7 @@ from palimpsest.retrieval.search import Bm25Index
 from support.records import one_line_error, save
 
 QUESTION = {"question": "q?", "answer": "a"}
-PASSAGES = [{"id": 5, "title": "A", "text": "b", "url": "u"}, {"title": "C", "contents": "d"}]
+PASSAGES: list[dict[str, Any]] = [{"id": 5, "title": "A", "text": "b", "url": "u"}, {"title": "C", "contents": "d"}]
 LAYOUTS: dict[str, tuple[list[dict[str, Any]], list[tuple[Any, str, str]]]] = {
     "hotpotqa": (
         [

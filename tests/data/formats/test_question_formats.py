@@ -21,7 +21,7 @@ from palimpsest.report.dataset_summary import inspect_source
 from palimpsest.types import Problem
 from support.records import save
 
-PARAGRAPHS = [
+PARAGRAPHS: list[Any] = [
     ["Oslo", ["Oslo lies on a fjord.", " It is the capital of Norway."]],
     ["Bergen", ["Bergen is rainy."]],
     ["Norway", ["Norway has a king."]],
