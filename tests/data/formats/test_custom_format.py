@@ -19,7 +19,7 @@ from palimpsest.report.dataset_summary import inspect_source
 from palimpsest.types import Problem
 from support.records import one_line_error
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CSV = "examples.own_format:CsvFormat"
 
 MODULE = """
