@@ -1,16 +1,14 @@
-"""States of reads by hand, and the accuracy that follows from rates against every path written out."""
+"""Reads counted by hand; accuracies predicted from their rates compared with every path and with simulations."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 
 from palimpsest.data.synthetic.documents import make_problem
-from palimpsest.data.synthetic.world import RELATIONS, Fact, read_fact
 from palimpsest.metrics.hazards import EVIDENCE as SEEN
 from palimpsest.metrics.hazards import (
     FALSE,
@@ -18,6 +16,7 @@ from palimpsest.metrics.hazards import (
     NOTHING,
     QUIET,
     TRUE,
+    WIDEST,
     Floats,
     Hazards,
     evidence_facts,
@@ -25,27 +24,20 @@ from palimpsest.metrics.hazards import (
     near_miss_share,
 )
 from palimpsest.metrics.reading_trace import GroupTexts
-from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
-from support.fakes import LetterCodec
+from palimpsest.types import Outcome, Problem, Trajectory
+from support.groups import CODEC, reading_turn
 
-CODEC: Any = LetterCodec()
+MANY = 10**7
 EVIDENCE = "Alice drinks tea."
 
 
 def episode(*reads: tuple[str, str, str]) -> Trajectory:
-    """Of (memory, section, memory written)."""
-    turns = []
-    for step, (memory, section, written) in enumerate(reads):
-        pieces = {"question": "What does Alice drink?", "memory": memory, "section": section}
-        prompt = Prompt.joined(
-            part
-            for name, text in pieces.items()
-            for part in (CODEC.encode(f" {name}: "), Prompt.named(name, CODEC.encode(text)))
-        )
-        ids = (*CODEC.encode(written), 0)
-        completion = Completion(ids, (-0.1,) * len(ids), StopReason.STOP)
-        turns.append(Turn(tuple(prompt), completion, step, "read", {"chunk": step}, prompt.spans))
-    return Trajectory("p", "g", 0, tuple(turns), Outcome.ANSWERED, "tea")
+    """An episode of (memory, section, memory written)."""
+    turns = tuple(
+        reading_turn(step, section, memory, written, "What does Alice drink?")
+        for step, (memory, section, written) in enumerate(reads)
+    )
+    return Trajectory("p", "g", 0, turns, Outcome.ANSWERED, "tea")
 
 
 def counted(*reads: tuple[str, str, str], right: bool = True) -> Hazards:
@@ -60,19 +52,14 @@ def counted(*reads: tuple[str, str, str], right: bool = True) -> Hazards:
     [
         (" none", "Bo owns cats.", " Bo owns cats.", (NOTHING, QUIET, NOTHING)),
         (" none", "Alice owns cats.", " Alice drinks ale.", (NOTHING, NEAR_MISS, FALSE)),
-        (" none", "Alice orders tea.", " Alice orders tea.", (NOTHING, SEEN, TRUE)),  # said otherwise, the same fact
+        (" none", "Alice orders tea.", " Alice orders tea.", (NOTHING, SEEN, TRUE)),  # the same fact in other words
         (" Alice drinks ale.", "Bo drinks tea.", " Alice drinks ale.", (FALSE, QUIET, FALSE)),
         (" Alice drinks tea.", "Alice wears red.", " Alice wears red.", (TRUE, NEAR_MISS, NOTHING)),
-        (" Alice drinks tea. Alice drinks ale.", "", " Alice drinks tea.", (FALSE, QUIET, TRUE)),  # both: undecided
-        (
-            " Alice drinks tea",
-            "It rained for a while.",
-            " Alice drinks",
-            (NOTHING, QUIET, NOTHING),
-        ),  # cut: no fact
+        (" Alice drinks tea. Alice drinks ale.", "", " Alice drinks tea.", (FALSE, QUIET, TRUE)),
+        (" Alice drinks tea", "It rained.", " Alice drinks", (NOTHING, QUIET, NOTHING)),  # cut: no fact
     ],
 )
-def test_a_read_is_counted_by_what_it_had_and_what_it_left(
+def test_a_read_is_counted_by_its_states(
     memory: str, section: str, written: str, expected: tuple[int, int, int]
 ) -> None:
     before, sight, after = expected
@@ -80,20 +67,13 @@ def test_a_read_is_counted_by_what_it_had_and_what_it_left(
     assert (reads[sight, before, after], reads.sum()) == (1, 1)
 
 
-def test_an_invention_about_somebody_else_is_counted_beside_the_evidence_fate() -> None:
+def test_an_invention_about_another_person_is_counted_as_unsupported() -> None:
     hazards = counted((" none", "Bo owns cats.", " Beth visited Rome."), (" Beth visited Rome.", "x", " Bo."))
     assert hazards.reads[QUIET, NOTHING, NOTHING] == 2
     assert hazards.unsupported[QUIET, NOTHING] == 1
 
 
-def test_every_statement_of_the_world_is_read_as_the_fact_it_says() -> None:
-    for relation in RELATIONS:
-        value = relation.values[3]
-        for said in relation.statements:
-            assert read_fact(said.format(s="Zoe", v=value)) == Fact("Zoe", relation.name, value)
-
-
-def test_documents_that_are_not_of_the_world_count_for_nothing() -> None:
+def test_documents_of_another_world_are_not_counted() -> None:
     problem = Problem("p", "Where?", ("Rome",), None, {"evidence": ["Rome lies in Italy, they say."]})
     hazards = Hazards()
     hazards.add(problem, episode((" none", "x", "y")), True, GroupTexts(CODEC))
@@ -106,7 +86,7 @@ def random_matrix(rng: random.Random) -> Floats:
 
 
 @pytest.mark.parametrize("sections", [1, 2, 5])
-def test_what_is_held_at_the_end_is_the_sum_over_every_path(sections: int) -> None:
+def test_expected_held_is_the_sum_over_every_path(sections: int) -> None:
     rng = random.Random(sections)
     step, evidence = random_matrix(rng), random_matrix(rng)
     total = 0.0
@@ -119,50 +99,123 @@ def test_what_is_held_at_the_end_is_the_sum_over_every_path(sections: int) -> No
     assert expected_held(step, evidence, sections) == pytest.approx(total / sections, rel=1e-12)
 
 
-def test_rates_of_an_agent_of_chance_are_found_and_its_accuracy_at_another_length() -> None:
-    """An agent that takes 90% in, loses 2% a section and invents 1%, played at 16 sections, foretold for 48."""
-    rng = random.Random(5)
-
-    def played(sections: int, hazards: Hazards | None) -> bool:
-        place, memory, reads = rng.randrange(sections), "", []
-        for k in range(sections):
-            section = EVIDENCE if k == place else "Alice owns cats." if rng.random() < 0.1 else "Bo owns cats."
-            after = memory
-            if k == place:
-                after = EVIDENCE if rng.random() < 0.9 and memory != "Alice drinks ale." else memory
-            elif memory == EVIDENCE:
-                after = "" if rng.random() < 0.02 else memory
-            elif not memory:
-                after = "Alice drinks ale." if rng.random() < 0.01 else ""
-            reads.append((memory, section, after or "-"))
-            memory = after
-        right = memory == EVIDENCE
-        if hazards is not None:
-            problem = Problem("p", "What?", ("tea",), None, {"evidence": [EVIDENCE]})
-            hazards.add(problem, episode(*reads), right, GroupTexts(CODEC))
-        return right
-
-    hazards = Hazards()
-    for _ in range(600):
-        played(16, hazards)
-    lost, reads = hazards.reads[QUIET, TRUE, NOTHING], hazards.reads[QUIET, TRUE].sum()
-    assert 0.01 < lost / reads < 0.03
-    truth = sum(played(48, None) for _ in range(4000)) / 4000
-    assert hazards.expected_accuracy(48, 0.1) == pytest.approx(truth, abs=0.06)
-    assert 0.3 < truth < 0.7
-
-
-def test_an_agent_that_was_never_shown_a_state_has_no_foretold_accuracy() -> None:
+def test_an_uncounted_state_has_no_predicted_accuracy() -> None:
     assert counted((" none", "Bo owns cats.", " Bo owns cats.")).expected_accuracy(4, 0.1) is None
-
-
-def test_nothing_is_foretold_of_keeping_that_was_never_seen() -> None:
-    taken = counted((" none", "Bo owns cats.", " none"), (" none", EVIDENCE, " " + EVIDENCE))
-    assert taken.expected_accuracy(1, 0.1) == 1.0
-    assert taken.expected_accuracy(2, 0.1) is None
+    stored = counted((" none", "Bo owns cats.", " none"), (" none", EVIDENCE, " " + EVIDENCE))
+    assert stored.expected_accuracy(1, 0.1) == 1.0
+    assert stored.expected_accuracy(2, 0.1) is None  # keeping was not counted
 
 
 def test_the_share_of_near_misses_is_that_of_the_documents() -> None:
     quiet = [make_problem(0, "eval", i, chunks=32, distractor_facts=0) for i in range(20)]
     full = [make_problem(0, "eval", i, chunks=32, distractor_facts=60) for i in range(20)]
     assert near_miss_share(quiet) < 0.05 < 0.4 < near_miss_share(full)
+
+
+# ---- intervals of predictions ---------------------------------------------------------------------------------
+
+
+def keeping(lost: int, reads: int) -> Hazards:
+    """Reads of an agent that stores all evidence, invents nothing and answers from its memory."""
+    hazards = Hazards()
+    hazards.reads[QUIET, NOTHING, NOTHING] = hazards.reads[SEEN, NOTHING, TRUE] = MANY
+    hazards.reads[QUIET, TRUE, TRUE], hazards.reads[QUIET, TRUE, NOTHING] = reads - lost, lost
+    hazards.answers[1, 1] = hazards.answers[0, 0] = MANY
+    return hazards
+
+
+def retained(rate: float, sections: int) -> float:
+    """Mean over k of the rate at which evidence of section k is in the last memory."""
+    return sum((1 - rate) ** later for later in range(sections)) / sections
+
+
+def bound(reads: int) -> float:
+    """97.5 % quantile of Beta(1/2, reads), whose root has the density (1 - u^2)^(n-1)."""
+    steps = 20_000
+    density = [(1 - (u / steps) ** 2) ** (reads - 1) for u in range(steps)]
+    below = list(itertools.accumulate(density))
+    return (next(u for u in range(steps) if below[u] >= 0.975 * below[-1]) / steps) ** 2
+
+
+@pytest.mark.parametrize("sections", [4, 64, 1024])
+def test_reads_without_a_loss_predict_down_to_the_bound_of_their_rate(sections: int) -> None:
+    assert bound(46) == pytest.approx(0.0533, abs=2e-4)
+    result = keeping(0, 46).predicted(sections, 0.0)
+    assert result["low"] == pytest.approx(retained(bound(46), sections), abs=0.01)
+    assert result["high"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_length_that_the_reads_do_not_support_has_the_number_of_reads_needed() -> None:
+    assert keeping(0, 46).expected_accuracy(1024, 0.0) == 1.0
+    result = keeping(0, 46).predicted(1024, 0.0)
+    assert result["accuracy"] is None
+    assert result["low"] < 0.05
+    factor = next(n for n in range(46, MANY, 46) if retained(bound(n), 1024) >= 1 - WIDEST) / 46
+    assert result["reads needed"] == pytest.approx(factor * keeping(0, 46).reads.sum(), rel=0.12)
+
+
+def test_enough_reads_predict_the_same_length() -> None:
+    few, many = keeping(2, 1000).predicted(1024, 0.0), keeping(20, 10_000).predicted(1024, 0.0)
+    assert (few["accuracy"], many["reads needed"]) == (None, None)
+    assert many["accuracy"] == pytest.approx(retained(0.002, 1024))
+    assert 0 < many["low"] < retained(0.002, 1024) < many["high"] < 1
+    assert many["high"] - many["low"] <= WIDEST < few["high"] - few["low"]
+
+
+def test_an_uncounted_state_is_not_assumed_to_be_faultless() -> None:
+    hazards = keeping(0, MANY)
+    hazards.reads[QUIET, TRUE, TRUE] = 0
+    result = hazards.predicted(64, 0.0)
+    assert (result["accuracy"], result["reads needed"]) == (None, None)
+    assert (round(result["low"], 2), result["high"]) == (0.02, 1.0)  # it may lose all evidence before the last section
+
+
+RATES = {"invents": 0.006, "takes": 0.9, "keeps": 0.997, "overruled": 0.6}
+
+
+def count_documents(rng: random.Random, documents: int, sections: int) -> Hazards:
+    """Reads of an agent with these rates, with one near miss in ten sections."""
+    hazards = Hazards()
+    for _ in range(documents):
+        state, position = NOTHING, rng.randrange(sections)
+        for k in range(sections):
+            sight = SEEN if k == position else NEAR_MISS if rng.random() < 0.1 else QUIET
+            after = moved(rng, state, sight)
+            hazards.reads[sight, state, after] += 1
+            state = after
+        hazards.answers[int(state == TRUE), int(state == TRUE)] += 1
+    return hazards
+
+
+def moved(rng: random.Random, state: int, sight: int) -> int:
+    if sight == SEEN:
+        takes = {NOTHING: RATES["takes"], FALSE: RATES["overruled"], TRUE: 1.0}[state]
+        return TRUE if rng.random() < takes else state
+    if state == TRUE:
+        return TRUE if rng.random() < RATES["keeps"] else NOTHING
+    return FALSE if state == NOTHING and rng.random() < RATES["invents"] else state
+
+
+def truth(sections: int) -> float:
+    """By recursion over the sections."""
+    total = 0.0
+    for position in range(sections):
+        invented = 1 - (1 - RATES["invents"]) ** position
+        taken = (1 - invented) * RATES["takes"] + invented * RATES["overruled"]
+        total += taken * RATES["keeps"] ** (sections - 1 - position)
+    return total / sections
+
+
+def test_counted_rates_predict_the_accuracy_at_another_length() -> None:
+    hazards = count_documents(random.Random(5), 600, 16)
+    assert hazards.expected_accuracy(48, 0.1) == pytest.approx(truth(48), abs=0.06)
+    assert 0.3 < truth(48) < 0.9
+
+
+@pytest.mark.parametrize(("documents", "sections"), [(16, 64), (64, 64), (64, 256)])
+@pytest.mark.slow
+def test_an_interval_contains_the_true_accuracy(documents: int, sections: int) -> None:
+    """150 draws of a 95 % interval cover at least 90 % except 1 time in 200."""
+    rng = random.Random(sections + documents)
+    result = [count_documents(rng, documents, 16).predicted(sections, 0.1) for _ in range(150)]
+    assert sum(item["low"] <= truth(sections) <= item["high"] for item in result) >= 0.9 * 150

@@ -1,4 +1,4 @@
-"""Dense retrieval: vectors against a plain float64 computation, ranking against all products, faiss against numpy."""
+"""Dense retrieval: ranking compared with all products, faiss with numpy, existing vectors with encoded ones."""
 
 from __future__ import annotations
 
@@ -7,100 +7,28 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
 
-from palimpsest.engines.embedded.encoder import PRESETS, EncoderPreset, TextEncoder, reading_of
-from palimpsest.errors import ConfigError, DataError, ModelError
+from palimpsest.engines.embedded.encoder import TextEncoder, reading_of
+from palimpsest.errors import ConfigError, DataError
 from palimpsest.retrieval import dense
 from palimpsest.retrieval.dense import DenseIndex
-from palimpsest.retrieval.index_folder import top
 from support.command import Run
+from support.models import bert_vector, save_bert
+from support.records import save
 from support.retrieval import process
 
 WORDS = ("the", "capital", "of", "italy", "france", "is", "rome", "paris", "query", "passage", ":", "river")
-TEXTS = ["rome is the capital of italy", "paris", "the river of france is the river of paris", ""]
+TEXTS = ["rome is the capital of italy", "paris", "the river of france is the river of paris"]
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random BERT with a word-level tokenizer, saved as Hugging Face saves it."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
-
-    vocabulary = {word: i for i, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS))}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    folder = tmp_path_factory.mktemp("bert")
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
-    ).save_pretrained(folder)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=len(vocabulary),
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            max_position_embeddings=64,
-            initializer_range=0.5,
-        )
-        BertModel(config, add_pooling_layer=False).save_pretrained(folder)
-    return folder
-
-
-def plainly(folder: Path, text: str, pooling: str) -> np.ndarray:
-    """One text, no padding, float64, the ids put together by hand."""
-    import torch
-    from transformers import BertModel
-
-    words = text.replace(":", " : ").split()
-    ids = [2, *(WORDS.index(word) + 4 if word in WORDS else 1 for word in words), 3]
-    model = BertModel.from_pretrained(folder, add_pooling_layer=False).double().eval()
-    with torch.no_grad():
-        hidden = model(torch.tensor([ids])).last_hidden_state[0].numpy()
-    vector = hidden[0] if pooling == "first" else sum(hidden) / len(hidden)
-    unit: np.ndarray = vector / np.sqrt(sum(x * x for x in vector))
-    return unit
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("kind", ["query", "passage"])
-def test_vectors_are_those_of_a_plain_float64_computation(
-    bert: Path, preset: str, kind: Literal["query", "passage"]
-) -> None:
-    reading = reading_of(str(bert), preset, max_tokens=32)
-    found = TextEncoder(str(bert), reading, device="cpu").encode(TEXTS, kind)
-    prefix = reading.query_prefix if kind == "query" else reading.passage_prefix
-    for text, vector in zip(TEXTS, found, strict=True):
-        np.testing.assert_allclose(vector, plainly(bert, prefix + text, reading.pooling), atol=2e-6)
-
-
-def test_a_preset_is_taken_from_the_name_and_can_be_changed() -> None:
-    assert reading_of("intfloat/e5-base-v2") == PRESETS["e5"] == EncoderPreset("mean", "query: ", "passage: ")
-    assert reading_of("BAAI/bge-small-en-v1.5").pooling == "first"
-    assert reading_of("models/me5a") == PRESETS["plain"]
-    assert reading_of("x", "bge", query_prefix="", pooling="mean") == EncoderPreset()
-    with pytest.raises(ConfigError, match=r"--preset bgge: choose .*did you mean bge"):
-        reading_of("x", "bgge")
-
-
-def test_an_encoder_that_cannot_be_used_is_named_in_one_line(bert: Path, tmp_path: Path) -> None:
-    for path, reading, said in (
-        (tmp_path, EncoderPreset(), "no tokenizer"),
-        (bert, EncoderPreset(), "takes 64 tokens, not 512"),
-    ):
-        with pytest.raises(ModelError, match=said) as caught:
-            TextEncoder(str(path), reading, device="cpu")
-        assert "\n" not in str(caught.value)
+    return save_bert(tmp_path_factory.mktemp("bert"), WORDS)
 
 
 class Table:
@@ -116,13 +44,11 @@ class Table:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "c.jsonl"
-    path.write_text("\n".join(json.dumps({"id": i, "text": f"text {i * i}" * (i % 5 + 1)}) for i in range(700)))
-    return path
+    return save(tmp_path / "c.jsonl", *({"id": i, "text": f"text {i * i}" * (i % 5 + 1)} for i in range(700)))
 
 
 @pytest.mark.parametrize("use_faiss", [False, True])
-def test_ranking_is_that_of_all_products_and_ties_stand_in_order(corpus: Path, tmp_path: Path, use_faiss: bool) -> None:
+def test_ranking_is_that_of_all_products_with_ties_in_order(corpus: Path, tmp_path: Path, use_faiss: bool) -> None:
     if use_faiss:
         pytest.importorskip("faiss")
     index = DenseIndex.of_corpus(corpus, tmp_path / "index", Table(), use_faiss=use_faiss)
@@ -140,7 +66,7 @@ def test_ranking_is_that_of_all_products_and_ties_stand_in_order(corpus: Path, t
     assert len(index.search(["x"], 9999)[0]) == 700
 
 
-def test_the_index_is_built_once_for_an_encoder_and_opened_with_no_other(corpus: Path, tmp_path: Path) -> None:
+def test_the_index_is_built_once_for_an_encoder_and_rejected_with_another(corpus: Path, tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     folder = tmp_path / "index"
     for _ in range(2):
@@ -149,7 +75,7 @@ def test_the_index_is_built_once_for_an_encoder_and_opened_with_no_other(corpus:
     assert len(steps) == 11  # batches of 64, once
     with pytest.raises(DataError, match=r"built with the encoder .*'table'"):
         DenseIndex(folder, Table("other"))
-    assert len(DenseIndex.of_corpus(corpus, folder, Table("other"))) == 700  # built anew
+    assert len(DenseIndex.of_corpus(corpus, folder, Table("other"))) == 700  # built again
     data = (folder / "vectors.npy").read_bytes()
     (folder / "vectors.npy").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(DataError, match=r"vectors\.npy: missing or changed"):
@@ -171,9 +97,7 @@ def test_an_encoder_that_fails_midway_leaves_nothing(corpus: Path, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == [".index.lock", "c.jsonl"]
 
 
-def test_faiss_that_is_wanted_but_missing_is_named(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_faiss_is_rejected(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense, "faiss", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[dense\]'"):
         DenseIndex.of_corpus(corpus, tmp_path / "index", Table(), use_faiss=True)
@@ -187,7 +111,7 @@ def vectors_of(corpus: Path) -> np.ndarray:
 
 
 class Queries(Table):
-    """Encodes queries, and of the passages three alone."""
+    """Encodes queries, and only three of the passages."""
 
     def encode(self, texts: Sequence[str], kind: str) -> np.ndarray:
         assert kind == "query" or len(texts) == 3
@@ -200,33 +124,30 @@ def hits_of(index: DenseIndex) -> list[list[tuple[int, float]]]:
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "faiss"])
-def test_existing_vectors_rank_as_encoded_ones_and_no_passage_is_encoded_again(
-    corpus: Path, tmp_path: Path, kind: str
-) -> None:
+def test_existing_vectors_rank_as_encoded_ones(corpus: Path, tmp_path: Path, kind: str) -> None:
     expected = hits_of(DenseIndex.of_corpus(corpus, tmp_path / "encoded", Table(), use_faiss=False))
     file = tmp_path / ("flat.index" if kind == "faiss" else "vectors.npy")
     if kind == "faiss":
-        faiss = pytest.importorskip("faiss")
-        flat = faiss.IndexFlatIP(8)
-        flat.add(vectors_of(corpus))
-        faiss.write_index(flat, str(file))
+        pytest.importorskip("faiss").write_index(flat_index(corpus), str(file))
     else:
         np.save(file, vectors_of(corpus).astype(kind))
     index = DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=file, use_faiss=False)
-    found = hits_of(index)
+    outcome = hits_of(index)
     if kind == "float16":
-        assert [[score for _, score in hits] for hits in found] == [
+        assert [[score for _, score in hits] for hits in outcome] == [
             pytest.approx([score for _, score in hits], abs=2e-3) for hits in expected
         ]
     else:
-        assert [[place for place, _ in hits] for hits in found] == [[place for place, _ in hits] for hits in expected]
+        assert [[position for position, _ in hits] for hits in outcome] == [
+            [position for position, _ in hits] for hits in expected
+        ]
     lengths = np.linalg.norm(np.load(tmp_path / "index" / "vectors.npy").astype(np.float64), axis=1)
     np.testing.assert_allclose(lengths, 1.0, atol=1e-6)
     DenseIndex.of_corpus(corpus, tmp_path / "index", Queries())  # opened, not built
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         (lambda rows: rows[:-1], "699 rows for 700 passages"),
         (lambda rows: rows[:, :4], "4 dimensions, the encoder has 8"),
@@ -238,17 +159,17 @@ def test_existing_vectors_rank_as_encoded_ones_and_no_passage_is_encoded_again(
         (lambda rows: np.array([{}], dtype=object), "Python objects in dtype"),
     ],
 )
-def test_vectors_that_are_not_the_passages_are_refused_and_leave_nothing(
-    corpus: Path, tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], said: str
+def test_wrong_vectors_are_rejected_and_leave_nothing(
+    corpus: Path, tmp_path: Path, change: Callable[[np.ndarray], np.ndarray], reason: str
 ) -> None:
     np.save(tmp_path / "vectors.npy", change(vectors_of(corpus)))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=reason):
         DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=tmp_path / "vectors.npy")
     assert not (tmp_path / "index").exists()
 
 
 def rejected(corpus: Path, file: Path, data: bytes) -> bool:
-    """Whether these vectors are rejected, in one line."""
+    """True if these vectors are rejected in one line."""
     file.write_bytes(data)
     try:
         DenseIndex.of_corpus(corpus, file.parent / "index", Queries(), vectors=file)
@@ -258,24 +179,28 @@ def rejected(corpus: Path, file: Path, data: bytes) -> bool:
     return False
 
 
-def test_damaged_files_of_vectors_are_one_line(corpus: Path, tmp_path: Path) -> None:
+def flat_index(corpus: Path) -> Any:
+    flat = pytest.importorskip("faiss").IndexFlatIP(8)
+    flat.add(vectors_of(corpus))
+    return flat
+
+
+def test_damaged_files_of_vectors_are_rejected(corpus: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "archive.npz", vectors_of(corpus))
     archive = (tmp_path / "archive.npz").read_bytes()
     for data in (archive, archive[:100], b"PK\x03\x04" + bytes(50), b"\x93NUMPY", b""):
         assert rejected(corpus, tmp_path / "vectors.npy", data)
 
 
-def test_damaged_indices_of_faiss_are_one_line(corpus: Path, tmp_path: Path) -> None:
-    faiss = pytest.importorskip("faiss")
-    flat = faiss.IndexFlatIP(8)
-    flat.add(vectors_of(corpus))
-    whole = faiss.serialize_index(flat).tobytes()
+def test_damaged_indices_of_faiss_are_rejected(corpus: Path, tmp_path: Path) -> None:
+    save(corpus, *({"id": i, "text": f"text {i}"} for i in range(40)))
+    full = pytest.importorskip("faiss").serialize_index(flat_index(corpus)).tobytes()
     written = (b"\x7f", b"\x7f" * 7, (1 << 36).to_bytes(8, "little"))  # the last: a size beyond the memory
-    damaged = [whole[:at] + part + whole[at + len(part) :] for at in range(48) for part in written]
+    damaged = [full[:at] + part + full[at + len(part) :] for at in range(48) for part in written]
     assert sum(rejected(corpus, tmp_path / "vectors.index", data) for data in damaged) > 48
 
 
-def test_other_files_of_vectors_need_faiss_and_a_flat_index(
+def test_vector_files_need_faiss_and_a_flat_index(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faiss = pytest.importorskip("faiss")
@@ -283,52 +208,44 @@ def test_other_files_of_vectors_need_faiss_and_a_flat_index(
     flat.add(vectors_of(corpus))
     faiss.write_index(flat, str(tmp_path / "graph.index"))
     (tmp_path / "text.index").write_text("no index")
-    for name, said in (("graph", "IndexHNSWFlat; only flat"), ("text", "text.index: "), ("missing", "missing.index: ")):
-        with pytest.raises(DataError, match=said):
+    reasons = {"graph": "IndexHNSWFlat; only flat", "text": "text.index: ", "missing": "missing.index: "}
+    for name, reason in reasons.items():
+        with pytest.raises(DataError, match=reason):
             DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=tmp_path / f"{name}.index")
     monkeypatch.setattr(dense, "faiss", None)
     with pytest.raises(ConfigError, match=r"pip install .*\[dense\]'"):
         DenseIndex.of_corpus(corpus, tmp_path / "index", Queries(), vectors=tmp_path / "graph.index")
 
 
-def test_the_command_builds_an_index_of_vectors_that_serve_opens(bert: Path, tmp_path: Path, palimpsest: Run) -> None:
-    path, texts = tmp_path / "c.jsonl", TEXTS[:3]
-    path.write_text("\n".join(json.dumps({"id": str(i), "text": text}) for i, text in enumerate(texts)))
-    np.save(tmp_path / "v.npy", np.array([plainly(bert, text, "mean") for text in texts], dtype=np.float32))
+def test_the_command_builds_an_index_from_vectors(bert: Path, tmp_path: Path, palimpsest: Run) -> None:
+    path = save(tmp_path / "c.jsonl", *({"id": str(i), "text": text} for i, text in enumerate(TEXTS)))
+    vectors = [bert_vector(bert, WORDS, text, "mean") for text in TEXTS]
+    np.save(tmp_path / "v.npy", np.array(vectors, dtype=np.float32))
     encoder = ("--backend", "dense", "--encoder", str(bert), "--max-tokens", "32", "--device", "cpu")
     words = ("retrieval", "index", str(path), "--vectors", str(tmp_path / "v.npy"), "--out", str(tmp_path / "index"))
     done = palimpsest(*words, *encoder)
     assert done.returncode == 0, done.stderr
     reading = reading_of(str(bert), max_tokens=32)
     index = DenseIndex(tmp_path / "index", TextEncoder(str(bert), reading, device="cpu"))
-    assert [hits[0].document["id"] for hits in index.search(texts, 1)] == ["0", "1", "2"]
-    refused = palimpsest(*words, "--backend", "bm25")
-    assert refused.returncode == 2
-    assert "--vectors" in refused.stderr
-
-
-@pytest.mark.parametrize("size", [1, 255, 256, 257, 5000])
-def test_the_top_scores_are_those_of_a_full_sort(size: int) -> None:
-    rng = np.random.default_rng(size)
-    for scores in (rng.normal(size=size), rng.integers(0, 3, size).astype(np.float32), np.zeros(size), -np.ones(size)):
-        for topk in (1, 5, 40):
-            assert top(scores, topk).tolist() == sorted(range(size), key=lambda i: (-scores[i], i))[:topk]
+    assert [hits[0].document["id"] for hits in index.search(TEXTS, 1)] == ["0", "1", "2"]
+    rejected = palimpsest(*words, "--backend", "bm25")
+    assert rejected.returncode == 2
+    assert "--vectors" in rejected.stderr
 
 
 @pytest.mark.slow
 def test_the_server_answers_from_a_dense_index(bert: Path, tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    path.write_text("\n".join(json.dumps({"id": str(i), "text": text}) for i, text in enumerate(TEXTS[:3])))
+    path = save(tmp_path / "c.jsonl", *({"id": str(i), "text": text} for i, text in enumerate(TEXTS)))
     options = ("--backend", "dense", "--encoder", str(bert), "--max-tokens", "32", "--device", "cpu")
     with process(path, *options) as (url, _):
-        body: dict[str, Any] = {"queries": TEXTS[:3], "topk": 1, "return_scores": True}
+        body: dict[str, Any] = {"queries": TEXTS, "topk": 1, "return_scores": True}
         result = httpx2.post(f"{url}/retrieve", json=body, timeout=60).json()["result"]
     assert [hits[0]["document"]["id"] for hits in result] == ["0", "1", "2"]
     assert [hits[0]["score"] for hits in result] == pytest.approx([1.0] * 3, abs=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
         (("--backend", "dense"), "name the encoder with --encoder"),
         (("--backend", "dens"), "did you mean dense"),
@@ -336,7 +253,7 @@ def test_the_server_answers_from_a_dense_index(bert: Path, tmp_path: Path) -> No
         (("--backend", "dense", "--encoder", "x", "--pooling", "max"), "--pooling max: choose mean or first"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(
-    refused: Callable[..., str], corpus: Path, options: tuple[str, ...], said: str
+def test_conflicting_options_are_rejected(
+    refused: Callable[..., str], corpus: Path, options: tuple[str, ...], reason: str
 ) -> None:
-    assert said in refused("retrieval", "serve", str(corpus), *options)
+    assert reason in refused("retrieval", "serve", str(corpus), *options)

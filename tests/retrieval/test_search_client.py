@@ -1,4 +1,4 @@
-"""The client against servers that answer, stall, fail and lie; on loopback."""
+"""The client with servers that answer, stall, fail and send wrong replies; on loopback."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ GOOD = json.dumps({"result": [[{"document": {"id": "1"}, "score": 2.5}]]})
 async def server(
     *replies: tuple[int, str] | None, held: asyncio.Event | None = None
 ) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Gives one reply after the other, the last for ever; None: a minute passes without
-    one, once `held` is set. Keeps what it was sent."""
+    """Sends one reply per request, the last one repeatedly; None: a minute without a reply, once `held` is set."""
     requests: list[bytes] = []
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,14 +61,14 @@ async def test_hits_come_back_and_the_token_is_sent() -> None:
     assert json.loads(request.partition(b"\r\n\r\n")[2]) == {"queries": ["q"], "topk": 3, "return_scores": True}
 
 
-async def test_a_busy_a_failing_and_a_stalling_server_are_asked_again() -> None:
+async def test_a_busy_failing_or_stalling_server_gets_another_request() -> None:
     replies = ((503, "full"), (500, "oops"), (429, "slow down"), None, (200, GOOD))
     async with server(*replies) as (url, requests), RemoteSearch(url, pause=0.01, timeout=30) as client:
         assert await client.search(["q"], 1) == [[Hit({"id": "1"}, 2.5)]]
     assert len(requests) == len(replies)
 
 
-async def test_it_gives_up_after_so_many_attempts() -> None:
+async def test_the_client_gives_up_after_its_attempts() -> None:
     async with server((503, "full")) as (url, requests), RemoteSearch(url, attempts=3, pause=0.01) as client:
         with pytest.raises(SearchError, match="gave up after 3 attempts: status 503"):
             await client.search(["q"], 1)
@@ -90,7 +89,7 @@ async def test_it_gives_up_after_so_many_attempts() -> None:
         ((200, '{"result": [[{"document": {}, "score": 1e999}]]}'), "not the answer"),
     ],
 )
-async def test_what_another_attempt_would_not_mend_is_an_error_at_once(reply: tuple[int, str], said: str) -> None:
+async def test_an_error_that_persists_is_not_retried(reply: tuple[int, str], said: str) -> None:
     async with server(reply) as (url, requests), RemoteSearch(url) as client:
         with pytest.raises(SearchError, match=said) as caught:
             await client.search(["q"], 1)
@@ -116,8 +115,8 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error_at_once() -> None:
 @pytest.mark.parametrize(
     "packed", ["gzip", *(pytest.param(how, marks=pytest.mark.slow) for how in ("deflate", "identity"))]
 )
-async def test_a_reply_is_held_up_to_a_limit_however_it_is_packed(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 MB of gzip makes 1 GB; the process must not grow by more than a little."""
+async def test_a_reply_is_read_up_to_a_limit_in_any_encoding(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 MB of gzip makes 1 GB."""
     monkeypatch.setattr("palimpsest.retrieval.search_client.RemoteSearch.reply_bytes", 2_000_000)
     zeros = b"0" * 1_000_000
     pack = zlib.compressobj(9, wbits=31 if packed == "gzip" else 15)
@@ -166,7 +165,7 @@ async def test_a_token_that_a_server_echoes_is_in_no_message(reply: tuple[int, s
 @pytest.mark.parametrize(
     "url", ["http://user:pw@127.0.0.1:1", "http://user@127.0.0.1:1", "http://user:pw@host:port", "http://user:p/w@h"]
 )
-def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
+def test_an_address_with_a_password_is_rejected_and_not_shown(url: str) -> None:
     with pytest.raises(ConfigError, match=r"use http://host:port") as error:
         RemoteSearch(url)
     assert "pw" not in str(error.value)
@@ -176,7 +175,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["localhost:8000", "127.0.0.1:8000", "http://", "http://host:port", "ftp://host", "", "http://a\nb"]
 )
-def test_what_is_no_address_of_a_server_is_refused_at_once_with_the_fix(url: str) -> None:
+def test_an_invalid_address_is_rejected_with_the_fix(url: str) -> None:
     with pytest.raises(ConfigError, match="use http://host:port") as error:
         RemoteSearch(url)
     assert repr(url) in str(error.value)
@@ -184,13 +183,13 @@ def test_what_is_no_address_of_a_server_is_refused_at_once_with_the_fix(url: str
 
 
 @pytest.mark.parametrize("token", ["ä", "two words", "a\nb"])
-def test_a_token_that_no_header_carries_is_refused_at_once_as_the_server_does(token: str) -> None:
+def test_a_token_that_no_header_can_contain_is_rejected(token: str) -> None:
     with pytest.raises(ConfigError, match="token: no client can send this token in a header; use ASCII letters"):
         RemoteSearch("http://127.0.0.1:9", token=token)
 
 
-async def test_searches_that_wait_travel_together_and_a_refused_one_fails_alone() -> None:
-    """One request is under way; the three searches behind it go in the next, which is refused, then one by one."""
+async def test_waiting_searches_share_a_request_and_a_rejected_one_fails_alone() -> None:
+    """The three searches that wait for the first share a request; it is rejected, then each is sent alone."""
     replies = (None, (400, "a query is too long"), (200, GOOD), (400, "too long"), (200, GOOD))
     held = asyncio.Event()
     async with (
@@ -201,15 +200,15 @@ async def test_searches_that_wait_travel_together_and_a_refused_one_fails_alone(
         while not requests:
             await asyncio.sleep(0.01)
         searches += [asyncio.create_task(client.search([query], 1)) for query in ("a", "long", "b")]
-        asyncio.get_running_loop().call_soon(held.set)  # when the three have begun
+        asyncio.get_running_loop().call_soon(held.set)  # when the three have started
         answers = await asyncio.gather(*searches, return_exceptions=True)
     bodies = [json.loads(request.partition(b"\r\n\r\n")[2])["queries"] for request in requests]
     assert bodies == [["first"], ["a", "long", "b"], ["a"], ["long"], ["b"]]
     assert [isinstance(answer, SearchError) for answer in answers] == [True, False, True, False]
 
 
-async def test_the_event_loop_goes_on_while_a_server_stalls() -> None:
-    """C9.15: the original calls a blocking client from a coroutine."""
+async def test_the_event_loop_is_not_blocked_by_a_stalling_server() -> None:
+    """The original calls a blocking client from a coroutine."""
     held = asyncio.Event()
     async with server(None, held=held) as (url, requests), RemoteSearch(url, attempts=2, timeout=30) as client:
         waiting = asyncio.create_task(client.search(["q"], 1))

@@ -1,11 +1,14 @@
-"""Turns, episodes and small groups of them."""
+"""Turns, episodes and small groups of them, and turns that read a section."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
+from support.fakes import LetterCodec
+
+CODEC: Any = LetterCodec()
 
 
 def make_turn(prompt: Sequence[int], sampled: Sequence[int], step: int = 0, name: str = "act", **fields: Any) -> Turn:
@@ -16,8 +19,8 @@ def make_turn(prompt: Sequence[int], sampled: Sequence[int], step: int = 0, name
 
 def make_episode(*turns: Turn, rollout: int = 0, **fields: Any) -> Trajectory:
     """An answered episode of problem p; `fields` are further ones of `Trajectory`."""
-    given = {"problem_id": "p", "group_id": "g", "outcome": Outcome.ANSWERED, **fields}
-    return Trajectory(rollout=rollout, turns=turns, **given)
+    values = {"problem_id": "p", "group_id": "g", "outcome": Outcome.ANSWERED, **fields}
+    return Trajectory(rollout=rollout, turns=turns, **values)
 
 
 def sample_groups(count: int = 3) -> list[Group]:
@@ -35,3 +38,18 @@ def sample_groups(count: int = 3) -> list[Group]:
         )
         for i in range(count)
     ]
+
+
+def reading_turn(
+    step: int, section: str, memory: str, written: str, question: str, stop: StopReason = StopReason.STOP
+) -> Turn:
+    """A turn whose prompt names its pieces, one token per letter."""
+    pieces = {"question": question, "memory": memory, "section": section}
+    prompt = Prompt.joined(
+        part
+        for name, text in pieces.items()
+        for part in (CODEC.encode(f" {name}: "), Prompt.named(name, CODEC.encode(text)))
+    )
+    ids = (*CODEC.encode(written), *((0,) if stop is StopReason.STOP else ()))
+    completion = Completion(ids, (-0.1,) * len(ids), stop)
+    return Turn(tuple(prompt), completion, step, "read", {"chunk": step}, prompt.spans)

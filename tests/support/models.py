@@ -1,9 +1,12 @@
-"""A small byte-level tokenizer and a random-weight Llama."""
+"""A small byte-level tokenizer, a random-weight Llama and a random-weight BERT."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -70,3 +73,38 @@ def nats_by(model: Any, ids: Sequence[int]) -> list[float]:
     with torch.no_grad():
         nats = torch.log_softmax(model(torch.tensor([list(ids)])).logits[0, :-1], -1)
     return [float(row[id_]) for row, id_ in zip(nats, ids[1:], strict=True)]
+
+
+def save_bert(folder: Path, words: Sequence[str]) -> Path:
+    """A random BERT with a word-level tokenizer, whose ids of `words` start at 4."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    vocabulary = {word: i for i, word in enumerate((*special.values(), *words))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(vocabulary), max_position_embeddings=64, initializer_range=0.5, **sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    return folder
+
+
+def bert_vector(folder: Path, words: Sequence[str], text: str, pooling: str) -> np.ndarray:
+    """The unit vector of one text, without padding, in float64, from ids put together by hand."""
+    import torch
+    from transformers import BertModel
+
+    ids = [2, *(words.index(word) + 4 if word in words else 1 for word in text.replace(":", " : ").split()), 3]
+    model = BertModel.from_pretrained(folder, add_pooling_layer=False).double().eval()
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids])).last_hidden_state[0].numpy()
+    vector = hidden[0] if pooling == "first" else sum(hidden) / len(hidden)
+    unit: np.ndarray = vector / np.sqrt(sum(x * x for x in vector))
+    return unit

@@ -1,4 +1,4 @@
-"""Tool calls in replies: each format by hand, and 20,000 mutations that must neither crash nor invent a call."""
+"""Tool calls in replies: each format by hand, and mutations that must neither crash nor invent a call."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from palimpsest.errors import ConfigError
 from palimpsest.seeding import keyed_random
 from palimpsest.text import tool_calls
 from palimpsest.text.json_text import MAX_JSON_DEPTH
@@ -26,7 +25,6 @@ from palimpsest.text.tool_calls import (
     calls_text,
     find_calls,
 )
-from palimpsest.text.tool_schema import argument_fault, check_schema
 from support.mutations import mutated
 
 STYLES: tuple[CallStyle, ...] = tuple(FORMATS)
@@ -34,15 +32,15 @@ JSON_STYLES: tuple[CallStyle, ...] = ("hermes", "llama3", "mistral")
 
 
 def calls(text: str, style: CallStyle = "hermes") -> list[tuple[str, Any]]:
-    found = find_calls(text, style)
-    assert all(isinstance(one, ToolCall) for one in found), found
-    return [(one.name, one.arguments) for one in found if isinstance(one, ToolCall)]
+    result = find_calls(text, style)
+    assert all(isinstance(one, ToolCall) for one in result), result
+    return [(one.name, one.arguments) for one in result if isinstance(one, ToolCall)]
 
 
 def reasons(text: str, style: CallStyle = "hermes") -> list[str]:
-    found = find_calls(text, style)
-    assert all(isinstance(one, Malformed) for one in found), found
-    return [one.reason for one in found if isinstance(one, Malformed)]
+    result = find_calls(text, style)
+    assert all(isinstance(one, Malformed) for one in result), result
+    return [one.reason for one in result if isinstance(one, Malformed)]
 
 
 def tagged(inner: str) -> str:
@@ -119,14 +117,15 @@ TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: 
 
 
 @pytest.mark.parametrize("style", STYLES)
+@settings(max_examples=50)
 @given(data=st.data())
-def test_what_is_written_is_read_back(style: CallStyle, data: st.DataObject) -> None:
+def test_written_calls_are_read_back(style: CallStyle, data: st.DataObject) -> None:
     name, arguments = data.draw(WORDS), data.draw(st.dictionaries(WORDS, VALUES, max_size=4))
     properties = {key: {"type": TYPES.get(type(value), "null")} for key, value in arguments.items()}
     written = calls_text([(name, arguments), ("second", {})], style)
     assume(not re.search(r"</?(?:think|thinking|tool_call|parameter|arg_value)>|<\|\"\|>|<channel\|>", str(arguments)))
-    found = find_calls(written, style, {name: {"type": "object", "properties": properties}})
-    read = [(one.name, dict(one.arguments)) for one in found if isinstance(one, ToolCall)]
+    result = find_calls(written, style, {name: {"type": "object", "properties": properties}})
+    read = [(one.name, dict(one.arguments)) for one in result if isinstance(one, ToolCall)]
     assert json.dumps(read) == json.dumps([(name, arguments), ("second", {})])
 
 
@@ -164,9 +163,9 @@ def test_a_call_that_breaks_its_format_is_malformed(style: CallStyle, text: str)
 def test_values_in_tags_have_the_type_of_the_schema() -> None:
     text = calls_text([("f", dict.fromkeys("abcde", "42"))], "glm").replace("42", "True", 1)
     types = {"a": "boolean", "b": "integer", "c": "string", "d": ["string", "null"], "e": ["integer", "string"]}
-    (found,) = find_calls(text, "glm", {"f": {"properties": {key: {"type": of} for key, of in types.items()}}})
-    assert isinstance(found, ToolCall)
-    assert dict(found.arguments) == {"a": True, "b": 42, "c": "42", "d": "42", "e": 42}
+    (result,) = find_calls(text, "glm", {"f": {"properties": {key: {"type": of} for key, of in types.items()}}})
+    assert isinstance(result, ToolCall)
+    assert dict(result.arguments) == {"a": True, "b": 42, "c": "42", "d": "42", "e": 42}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -181,15 +180,13 @@ def test_a_reply_in_words_has_no_calls(style: CallStyle, text: str) -> None:
 )
 @pytest.mark.parametrize("tag", ["think", "thinking"])
 def test_a_call_in_thinking_that_never_ends_is_malformed(style: CallStyle, opening: str, tag: str) -> None:
-    """The model waits for its result, and the episode would end as answered."""
     text = f" <{tag}>I look. {opening}{SEARCH}, {opening}{PRUNE}"
     (one,) = find_calls(text, style)
-    assert one == Malformed(
-        f"<{tag}> is not closed; the rest of the reply was not read", text.index(opening), len(text)
-    )
+    reason = f"<{tag}> is not closed; the rest of the reply was not read"
+    assert one == Malformed(reason, text.index(opening), len(text))
 
 
-def test_a_thinking_tag_that_a_call_quotes_is_no_thinking() -> None:
+def test_a_thinking_tag_quoted_by_a_call_is_no_thinking() -> None:
     assert calls(tagged(SEARCH.replace("Oslo", "<think>"))) == [("search", {"query": "<think>", "topk": 3})]
     assert calls(f"<think>a</think>{tagged(SEARCH.replace('Oslo', '</think>'))}")[0][1]["query"] == "</think>"
 
@@ -201,18 +198,18 @@ def test_a_thinking_tag_that_a_call_quotes_is_no_thinking() -> None:
 def test_the_end_of_thinking_inside_a_complete_call_is_part_of_the_call(style: CallStyle, value: str) -> None:
     call = calls_text([("s", {"q": value})], style)
     for reply in (call, calls_text([("s", {"q": value}), ("s", {"q": "x"})], style)):
-        found = calls_in(reply, style, {"s": {}})
-        assert [(one.name, one.arguments["q"]) for one in found if isinstance(one, ToolCall)][:1] == [("s", value)]
+        result = calls_in(reply, style, {"s": {}})
+        assert [(one.name, one.arguments["q"]) for one in result if isinstance(one, ToolCall)][:1] == [("s", value)]
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_call_drafted_in_thinking_that_the_prompt_opened_is_no_call(style: CallStyle) -> None:
+def test_a_call_drafted_in_thinking_opened_by_the_prompt_is_no_call(style: CallStyle) -> None:
     draft, spoken = (calls_text([("s", {"q": value})], style) for value in ("draft", "spoken"))
     unfinished = draft[: draft.index("aft")]
     for thinking in (f"{draft} or", f"so: {draft}", unfinished, f"<think>{draft}", f"<think>{unfinished}"):
-        found = find_calls(f"{thinking}</think>{spoken}", style)
-        assert [one.arguments["q"] for one in found if isinstance(one, ToolCall)] == ["spoken"]
-        assert len(found) == 1
+        result = find_calls(f"{thinking}</think>{spoken}", style)
+        assert [one.arguments["q"] for one in result if isinstance(one, ToolCall)] == ["spoken"]
+        assert len(result) == 1
 
 
 def test_spans_cut_the_calls_out_of_the_reply() -> None:
@@ -223,6 +220,10 @@ def test_spans_cut_the_calls_out_of_the_reply() -> None:
     text = f"x[TOOL_CALLS][{SEARCH}, {PRUNE}]"
     first, second = find_calls(text, "mistral")
     assert (first.start, text[second.start : second.end]) == (1, PRUNE)
+
+
+def arguments(text: str) -> str:
+    return f'{{"name": "search", "arguments": {text}}}'
 
 
 @pytest.mark.parametrize(
@@ -242,25 +243,22 @@ def test_spans_cut_the_calls_out_of_the_reply() -> None:
         ('{"name": 5, "arguments": {}}', '"name" must be a string, not an integer'),
         ('{"name": " ", "arguments": {}}', '"name" is empty'),
         ('{"name": "%s", "arguments": {}}' % ("n" * 129), "129 characters, at most 128"),
-        ('{"name": "search", "arguments": "{}"}', "must be a JSON object, not a string"),
-        ('{"name": "search", "arguments": null}', "must be a JSON object, not null"),
-        ('{"name": "search", "arguments": {"a": 1, "a": 2}}', 'the key "a" stands there twice'),
-        ('{"name": "search", "arguments": {"a": NaN}}', "NaN is not JSON"),
-        ('{"name": "search", "arguments": {"a": -Infinity}}', "-Infinity is not JSON"),
-        ('{"name": "search", "arguments": {"a": 1e999}}', 'the number "1e999" is too large'),
-        ('{"name": "search", "arguments": {"a": %s}}' % ("9" * 9999), "does not fit 64 bits"),
-        (
-            '{"name": "search", "arguments": {"topk": 18446744073709551616}}',
-            '"18446744073709551616" does not fit 64 bits',
-        ),
-        ('{"name": "search", "arguments": {"a": "\\ud800"}}', "surrogate"),
-        ('{"name": "search", "arguments": {"a": "\n"}}', "invalid control character"),
-        ('{"name": "search", "arguments": {"a": %s}}' % ("[" * 20 + "]" * 20), "nested deeper than 16"),
-        ('{"name": "search", "arguments": {"a": "%s"}}' % ("x" * MAX_JSON_CHARS), "may have 65536 characters"),
+        (arguments('"{}"'), "must be a JSON object, not a string"),
+        (arguments("null"), "must be a JSON object, not null"),
+        (arguments('{"a": 1, "a": 2}'), 'the key "a" stands there twice'),
+        (arguments('{"a": NaN}'), "NaN is not JSON"),
+        (arguments('{"a": -Infinity}'), "-Infinity is not JSON"),
+        (arguments('{"a": 1e999}'), 'the number "1e999" is too large'),
+        (arguments('{"a": %s}' % ("9" * 9999)), "does not fit 64 bits"),
+        (arguments('{"topk": 18446744073709551616}'), '"18446744073709551616" does not fit 64 bits'),
+        (arguments('{"a": "\\ud800"}'), "surrogate"),
+        (arguments('{"a": "\n"}'), "invalid control character"),
+        (arguments('{"a": %s}' % ("[" * 20 + "]" * 20)), "nested deeper than 16"),
+        (arguments('{"a": "%s"}' % ("x" * MAX_JSON_CHARS)), "may have 65536 characters"),
         (f"<tool_call>{SEARCH}", "<tool_call> inside <tool_call>"),
     ],
 )
-def test_every_malformed_call_says_why(inner: str, part: str) -> None:
+def test_every_malformed_call_has_a_reason(inner: str, part: str) -> None:
     (reason,) = reasons(tagged(inner))
     assert part in reason
     assert "\n" not in reason
@@ -279,7 +277,7 @@ def test_every_malformed_call_says_why(inner: str, part: str) -> None:
         ("mistral", "[TOOL_CALLS]search[ARGS]Oslo", "neither an array"),
     ],
 )
-def test_what_only_one_format_can_get_wrong(style: CallStyle, text: str, part: str) -> None:
+def test_faults_of_a_single_format_have_a_reason(style: CallStyle, text: str, part: str) -> None:
     (reason,) = reasons(text, style)
     assert part in reason
 
@@ -323,12 +321,12 @@ def test_a_quoted_call_is_never_made(text: str) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_flood_of_calls_ends_in_one_malformed(style: CallStyle) -> None:
-    each = calls_text([("f", {})], style) + {"llama3": "; ", "harmony": "<|call|><|start|>assistant"}.get(style, "")
-    found = find_calls(each * 200, style)
-    assert isinstance(found[-1], Malformed)
-    assert [type(call) for call in found] == [ToolCall] * MAX_CALLS + [Malformed]
-    assert found[-1].reason == "more than 64 calls in one reply"
-    assert found[-1].end == len(each) * 200
+    item = calls_text([("f", {})], style) + {"llama3": "; ", "harmony": "<|call|><|start|>assistant"}.get(style, "")
+    result = find_calls(item * 200, style)
+    assert isinstance(result[-1], Malformed)
+    assert [type(call) for call in result] == [ToolCall] * MAX_CALLS + [Malformed]
+    assert result[-1].reason == "more than 64 calls in one reply"
+    assert result[-1].end == len(item) * 200
 
 
 # --- mutations ---------------------------------------------------------------------------------------------
@@ -336,34 +334,32 @@ def test_a_flood_of_calls_ends_in_one_malformed(style: CallStyle) -> None:
 
 def original(draw: random.Random, style: CallStyle) -> str:
     values = [1, -2.5, True, None, "Oslo", 'a "quoted" \\ one', ["a1", "b2"], {"deep": [{"er": 1}]}, "\n\t", "é😀"]
+    names = ["search", "prune_context", "x.y-z"]
     several = [
-        (
-            draw.choice(["search", "prune_context", "x.y-z"]),
-            {key: draw.choice(values) for key in "abc"[: draw.randrange(4)]},
-        )
+        (draw.choice(names), {key: draw.choice(values) for key in "abc"[: draw.randrange(4)]})
         for _ in range(draw.randrange(1, 4))
     ]
     if style not in JSON_STYLES:
         return "I look. " * (style != "harmony") + calls_text(several, style)
     key = "parameters" if style == "llama3" else "arguments"
-    whole = [json.dumps({"name": name, key: arguments}) for name, arguments in several]
+    full = [json.dumps({"name": name, key: arguments}) for name, arguments in several]
     if style == "hermes":
-        return "I look. " + " ".join(map(tagged, whole))
+        return "I look. " + " ".join(map(tagged, full))
     if style == "llama3":
-        return draw.choice(["", "<|python_tag|>"]) + "; ".join(whole)
+        return draw.choice(["", "<|python_tag|>"]) + "; ".join(full)
     if draw.random() < 0.5:
-        return f"[TOOL_CALLS][{', '.join(whole)}]"
+        return f"[TOOL_CALLS][{', '.join(full)}]"
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in several)
 
 
-def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     assert len({key for key, _ in pairs}) == len(pairs)
     return dict(pairs)
 
 
-def said_in(span: str, call: ToolCall) -> bool:
-    """Whether the span says this very call, read by other means: cut at its outer braces and loaded as JSON."""
-    value = json.loads(span[span.index("{") : span.rindex("}") + 1], object_pairs_hook=refuse_twice)
+def contains(span: str, call: ToolCall) -> bool:
+    """True if the span, cut at its outer braces and loaded as JSON, is this call."""
+    value = json.loads(span[span.index("{") : span.rindex("}") + 1], object_pairs_hook=unique)
     if re.match(r"\[TOOL_CALLS\]\s*[\w.-]", span):
         return value == call.arguments and call.name in span[: span.index("{")]
     return value["name"] == call.name and call.arguments in (value.get("arguments"), value.get("parameters"))
@@ -371,159 +367,91 @@ def said_in(span: str, call: ToolCall) -> bool:
 
 def check(text: str, style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> tuple[ToolCall | Malformed, ...]:
     readers: list[Any] = []
-    whole = tool_calls._CallReader
+    full = tool_calls._CallReader
 
     def spying(*args: Any) -> Any:
-        readers.append(whole(*args))
+        readers.append(full(*args))
         return readers[-1]
 
     with monkeypatch.context() as patch:
         patch.setattr(tool_calls, "_CallReader", spying)
-        found = find_calls(text, style)
+        result = find_calls(text, style)
     assert readers[0].visited <= MAX_JSON_CHARS
-    assert len(found) <= MAX_CALLS + 1
+    assert len(result) <= MAX_CALLS + 1
     end = 0
-    for one in found:
+    for one in result:
         assert end <= one.start <= one.end <= len(text)
         end = one.end
         if isinstance(one, ToolCall):
             span = text[one.start : one.end]
-            assert said_in(span, one) if style in JSON_STYLES else one.name in span
+            assert contains(span, one) if style in JSON_STYLES else one.name in span
             json.dumps([one.name, one.arguments], allow_nan=False, ensure_ascii=False).encode()
         else:
             assert "\n" not in one.reason
             assert len(one.reason) < 250
             one.reason.encode()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_20000_mutated_replies_neither_crash_nor_invent_a_call(
-    style: CallStyle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutated_replies_neither_crash_nor_invent_a_call(style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {ToolCall: 0, Malformed: 0}
-    for number in range(20_000 // len(STYLES) + 1):
+    for number in range(2000):
         draw = keyed_random(0, "mutations", style, number)
         for one in check(mutated(draw, original(draw, style)), style, monkeypatch):
             kinds[type(one)] += 1
-    assert min(kinds.values()) > 700  # both kinds were met, so neither check was idle
+    assert min(kinds.values()) > 500  # neither check was idle
 
 
 MEGABYTE = 1 << 20
-
-
-def floods() -> list[str]:
-    units = ["<tool_call>", "</tool_call>", "<", "</", "[TOOL_CALLS]", "[", "{", '"', "\\", " ", "a", '{"a":', "[{},"]
-    units += [
+UNITS = (
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<",
+        "</",
+        "[TOOL_CALLS]",
+        "[",
+        "{",
+        '"',
+        "\\",
+        " ",
+        "a",
+        '{"a":',
+        "[{},",
+        "a(",
+        "a=",
+    ),
+    *(
         "<|tool_call>call:a{",
         "to=functions.a",
         "<|message|>",
         '<|"|>',
         "'",
         "\\'",
-        "a(",
-        "a=",
         "<arg_key>a</arg_key>",
-    ]
-    units += [
-        "<parameter=a>",
-        "<|tool_call_start|>[",
-        "<tool_call></tool_call>",
-        "[TOOL_CALLS]a",
-        "<tool_call>{</tool_call>",
         "</think",
-        '{"name":{}},',
         ";",
-    ]
-    heads = [
-        "",
-        "<tool_call>",
-        "[TOOL_CALLS]",
-        "[TOOL_CALLS][",
-        "[TOOL_CALLS]f[ARGS]",
-        "<|tool_call>call:f{",
-        "<|tool_call_start|>[f(",
-        '{"name": "',
-        '{"name": [',
-    ]
-    return [head + unit * (MEGABYTE // len(unit)) for head in heads for unit in units]
+    ),
+    *("<parameter=a>", "<|tool_call_start|>[", "<tool_call></tool_call>", "[TOOL_CALLS]a", '{"name":{}},'),
+    "<tool_call>{</tool_call>",
+)
+HEADS = (
+    *("", "<tool_call>", "[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS]f[ARGS]", '{"name": "', '{"name": ['),
+    *("<|tool_call>call:f{", "<|tool_call_start|>[f("),
+)
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_a_megabyte_of_anything_is_read_within_the_limits(style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in floods():
+    floods = [head + unit * (MEGABYTE // len(unit)) for head in HEADS for unit in UNITS]
+    for text in floods:
         check(text, style, monkeypatch)
-    for text in floods()[::60]:
-        found = calls_in(text, style, {"search": {}})
-        assert len(found) <= MAX_CALLS + 1
+    for text in floods[::60]:
+        assert len(calls_in(text, style, {"search": {}})) <= MAX_CALLS + 1
 
 
 def test_a_call_at_the_limits_is_still_read() -> None:
-    deep = '{"name": "f", "arguments": {"a": %s}}' % ("[" * (MAX_JSON_DEPTH - 2) + "]" * (MAX_JSON_DEPTH - 2))
-    assert calls(tagged(deep))
-    room = MAX_JSON_CHARS - len('{"name": "f", "arguments": {"a": ""}}')
-    assert calls(tagged('{"name": "f", "arguments": {"a": "%s"}}' % ("x" * room)))
-
-
-# --- arguments ---------------------------------------------------------------------------------------------
-
-SCHEMA = {
-    "type": "object",
-    "required": ["memory", "delete_ids"],
-    "properties": {
-        "memory": {"type": "string", "description": "what to keep"},
-        "delete_ids": {"type": "array", "items": {"type": "string"}},
-        "topk": {"type": ["integer", "null"]},
-        "weight": {"type": "number"},
-        "sure": {"type": "boolean"},
-        "mode": {"enum": ["all", 1]},
-        "at": {"type": "object", "properties": {"page": {"type": "integer"}}, "required": ["page"]},
-    },
-}
-GOOD = {"memory": "m", "delete_ids": ["a"]}
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, None),
-        ({"topk": None, "weight": 3, "sure": False, "mode": 1, "at": {"page": 2}}, None),
-        ({"weight": 0.5, "mode": "all", "delete_ids": []}, None),
-        ({"delete_ids": "a"}, 'delete_ids="a" is a string: give an array'),
-        ({"delete_ids": ["a", 3]}, "delete_ids[1]=3 is an integer: give a string"),
-        ({"topk": True}, "topk=true is a boolean: give an integer or null"),
-        ({"topk": 3.0}, "topk=3.0 is a number: give an integer or null"),
-        ({"weight": True}, "weight=true is a boolean: give a number"),
-        ({"sure": 1}, "sure=1 is an integer: give a boolean"),
-        ({"mode": True}, 'mode=true is not allowed: give one of "all", 1'),
-        ({"at": {}}, "at.page is missing: add it (integer)"),
-        ({"at": {"page": "x"}}, 'at.page="x" is a string: give an integer'),
-        ({"memori": 1}, "memori is not an argument: give only memory, delete_ids, topk, weight, sure, mode, at"),
-        ({"memory": ["x" * 99]}, f'memory=["{"x" * 55}... is an array: give a string'),
-    ],
-)
-def test_arguments_against_a_schema(changes: dict[str, Any], message: str | None) -> None:
-    check_schema(SCHEMA)
-    fault = argument_fault({**GOOD, **changes}, SCHEMA)
-    assert fault == message or (fault is not None and message is not None and fault.startswith(message))
-
-
-def test_missing_arguments_and_no_arguments_at_all() -> None:
-    assert argument_fault({"memory": "m"}, SCHEMA) == "delete_ids is missing: add it (array)"
-    assert argument_fault([], SCHEMA) == "arguments=[] is an array: give an object"
-    assert argument_fault({"x": 1}, {"type": "object", "properties": {}}) == "x is not an argument: give none"
-
-
-@pytest.mark.parametrize(
-    ("schema", "part"),
-    [
-        ({"pattern": "a+"}, "parameters.pattern: not supported"),
-        ({"type": "int"}, "parameters.type=int: not a type"),
-        ({"properties": {"a": {"items": {"minimum": 1}}}}, "parameters.a[].minimum: not supported"),
-        ({"properties": {}, "required": ["a"]}, "parameters.required=a"),
-    ],
-)
-def test_a_schema_beyond_the_subset_is_refused_at_start(schema: dict[str, Any], part: str) -> None:
-    with pytest.raises(ConfigError, match="tool schema") as refused:
-        check_schema(schema)
-    assert part in str(refused.value)
+    assert calls(tagged(arguments('{"a": %s}' % ("[" * (MAX_JSON_DEPTH - 2) + "]" * (MAX_JSON_DEPTH - 2)))))
+    room = MAX_JSON_CHARS - len(arguments('{"a": ""}'))
+    assert calls(tagged(arguments('{"a": "%s"}' % ("x" * room))))
