@@ -70,3 +70,14 @@ def nats_by(model: Any, ids: Sequence[int]) -> list[float]:
     with torch.no_grad():
         nats = torch.log_softmax(model(torch.tensor([list(ids)])).logits[0, :-1], -1)
     return [float(row[id_]) for row, id_ in zip(nats, ids[1:], strict=True)]
+
+
+def sampling_gap(model: Any, prompt: Sequence[int], completion: Any, temperature: float = 1.0) -> float:
+    """Largest distance of a completion's log-probabilities to those of one forward of `model`, in nats."""
+    import torch
+
+    ids = torch.tensor([[*prompt, *completion.token_ids]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double() / temperature
+    exact = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return float((exact - torch.tensor(completion.logprobs).double()).abs().max())

@@ -1,4 +1,4 @@
-"""Draws: keyed by (seed, position), distributed as the softmax says."""
+"""Draws depend on (seed, position) and follow the softmax."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_draws_follow_the_softmax_at_the_temperature() -> None:
 def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
     exact = _softmax(LOGITS.tolist())
     assert exact[0] + exact[1] < 0.85 < exact[0] + exact[1] + exact[2]
-    kept = sum(exact[:3])
+    mass = sum(exact[:3])
     counts = _counts(temperature=1.0, top_p=0.85)
     assert counts[3:].sum() == 0
-    assert _chi_square(counts, [p / kept for p in exact[:3]] + [0.0] * 3) < 13.8  # 2 degrees of freedom
+    assert _chi_square(counts, [p / mass for p in exact[:3]] + [0.0] * 3) < 13.8  # 2 degrees of freedom
 
 
-def test_nucleus_always_keeps_the_most_likely() -> None:
+def test_the_nucleus_contains_the_most_likely_token() -> None:
     assert nucleus(torch.tensor([[0.9, 0.1]]), torch.tensor([0.01])).tolist()[0][1] == 0.0
     assert nucleus(torch.tensor([[0.9, 0.1]]), torch.tensor([0.01])).tolist()[0][0] > 0.0
 
@@ -55,7 +55,7 @@ def test_log_probabilities_are_taken_before_top_p() -> None:
     assert math.isclose(logprobs.item(), math.log(_softmax(LOGITS.tolist())[0]), rel_tol=1e-6)
 
 
-def test_temperature_zero_takes_the_most_likely_and_records_it_at_one() -> None:
+def test_temperature_zero_takes_the_most_likely_and_records_its_log_probability_at_temperature_one() -> None:
     mixed = torch.tensor([0.0, 2.0])
     u = torch.tensor([0.999, 0.0], dtype=torch.float64)
     ids, logprobs = draw(LOGITS.expand(2, -1), mixed, 1.0, u)

@@ -1,5 +1,4 @@
-"""Which sampler sampler.name=auto becomes: machine, configuration, and whether vLLM is installed. The GPUs are
-pretended."""
+"""What sampler.name=auto becomes on simulated GPUs, with and without vLLM."""
 
 from __future__ import annotations
 
@@ -33,14 +32,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     def has(gpus: int, torch: str | None = VLLM, memory: float = 80e9) -> None:
         """`torch`: version in the servers' Python; None: it has no vLLM."""
 
-        def found() -> str:
+        def torch_version() -> str:
             if torch is None:
                 raise ConfigError("python has no vLLM: pip install vllm")
             return torch
 
         monkeypatch.setattr(compute, "memories", lambda: dict.fromkeys(map(str, range(gpus)), int(memory)))
         monkeypatch.setattr(compute, "gpus_but", lambda _: list(map(str, range(gpus))))
-        monkeypatch.setattr(server_process, "_torch_of", found)
+        monkeypatch.setattr(server_process, "_torch_of", torch_version)
 
     return has
 
@@ -72,7 +71,7 @@ def chosen(config: RunConfig, objective: Objective | None = "policy") -> tuple[R
         (8, "policy", ["engine.name=ray", "cluster.learners=8"], {"cluster.placement": "colocated"}),
     ],
 )
-def test_servers_sample_on_gpus_and_the_checks_before_a_start_accept_them(
+def test_servers_sample_on_gpus_and_pass_the_checks_before_a_start(
     gpus: int, objective: Any, words: list[str], keys: dict[str, Any], machine: Machine, config: Any
 ) -> None:
     machine(gpus)
@@ -80,9 +79,8 @@ def test_servers_sample_on_gpus_and_the_checks_before_a_start_accept_them(
     assert (resolved.sampler.name, warned) == ("vllm", [])
     assert RunConfig.model_validate(resolved.model_dump()) == resolved
     assert {key: getattr(getattr(resolved, key.split(".")[0]), key.split(".")[1]) for key in keys} == keys
-    there = compute.memories()
-    faults = [w for w in Use.of(resolved, objective, there).check(shape_of(resolved.model.path)) if "idle" not in w]
-    assert faults == []
+    use = Use.of(resolved, objective, compute.memories())
+    assert [w for w in use.check(shape_of(resolved.model.path)) if "idle" not in w] == []
     assert with_sampler(resolved, objective) is resolved
     shared = resolved.cluster.placement == "colocated" and resolved.engine.name == "embedded"
     assert ("gpu_memory_utilization" in with_share(resolved).sampler.changed()) == shared
@@ -103,7 +101,7 @@ def test_servers_sample_on_gpus_and_the_checks_before_a_start_accept_them(
         (8, "policy", ["sampler.name=embedded"]),
     ],
 )
-def test_where_servers_are_not_meant_the_engine_samples_without_a_word(
+def test_without_a_use_for_servers_the_engine_samples_and_nothing_is_warned(
     gpus: int, objective: Any, words: list[str], machine: Machine, config: Any
 ) -> None:
     machine(gpus, torch=None)
@@ -124,7 +122,7 @@ def test_where_servers_are_not_meant_the_engine_samples_without_a_word(
         (8, VLLM, 80e9, ["engine.name=ray", "cluster.address=10.0.0.5:6379", "cluster.folder=/s"], "cluster.address"),
     ],
 )
-def test_a_reason_against_servers_on_gpus_is_a_line_that_names_how_to_silence_it(
+def test_a_reason_against_servers_on_gpus_is_one_line_with_the_key_that_silences_it(
     gpus: int, torch: str | None, memory: float, words: list[str], reason: str, machine: Machine, config: Any
 ) -> None:
     machine(gpus, torch, memory)
@@ -136,19 +134,19 @@ def test_a_reason_against_servers_on_gpus_is_a_line_that_names_how_to_silence_it
     assert "\n" not in line
 
 
-def test_a_window_that_no_server_has_memory_for_is_cut(
+def test_a_window_that_exceeds_the_servers_memory_is_cut(
     machine: Machine, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     model = shutil.copytree(tiny_model_folder, tmp_path / "model")
-    described = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(described | {"max_position_embeddings": 2**31 - 1}))
+    settings = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 2**31 - 1}
+    (model / "config.json").write_text(json.dumps(settings))
     machine(1)
     sampler = chosen(load_recipe("memagent-quickstart", [f"model.path={model}"]), None)[0].sampler
     assert sampler.max_model_len is not None
     assert 16_384 <= sampler.max_model_len < 2**31 - 1
 
 
-def test_gpus_of_an_evaluation_have_a_server_each_or_without_vllm_a_copy(machine: Machine) -> None:
+def test_an_evaluation_has_one_server_per_gpu_or_without_vllm_one_copy(machine: Machine) -> None:
     machine(8)
     assert layout_on(2, None) == ["sampler.name=vllm", "sampler.servers=2", "sampler.devices=[0,1]"]
     copies = layout_on(2, None, ["sampler.name=embedded"])
@@ -157,7 +155,7 @@ def test_gpus_of_an_evaluation_have_a_server_each_or_without_vllm_a_copy(machine
     assert layout_on(2, None) == copies
 
 
-def test_a_run_records_its_choice_and_resumes_with_it_wherever(machine: Machine, config: Any, tmp_path: Path) -> None:
+def test_a_run_records_its_choice_and_resumes_with_it_anywhere(machine: Machine, config: Any, tmp_path: Path) -> None:
     machine(1)
     started = resolve_run(RunRequest(config(), out=tmp_path))
     assert started.config.sampler.name == "vllm"
@@ -172,6 +170,6 @@ def test_a_run_records_its_choice_and_resumes_with_it_wherever(machine: Machine,
 
 
 @pytest.mark.parametrize("command", ["sft", "quickstart"])
-def test_what_starts_no_servers_records_the_embedded_sampler(command: str, machine: Machine, config: Any) -> None:
+def test_commands_without_servers_record_the_embedded_sampler(command: str, machine: Machine, config: Any) -> None:
     machine(1)
     assert resolve_run(RunRequest(config(), command=command)).config.sampler.name == "embedded"

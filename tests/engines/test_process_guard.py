@@ -1,4 +1,4 @@
-"""What a run started ends with it, however it ends: processes, those that they started, folders, shared memory."""
+"""What a run starts ends with it: processes and their children, folders, shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ import pytest
 from palimpsest.engines import process_guard
 
 MARK = "mark-of-a-test"
+MARKED = {**os.environ, process_guard.MARK: MARK}
 SEGMENT = Path(f"/dev/shm/psm_of_a_test_{os.getpid()}")
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STARTED = """
 import mmap, signal, subprocess, sys, time
 with open({segment!r}, "w+b") as file:
@@ -26,35 +28,42 @@ with open({segment!r}, "w+b") as file:
 import multiprocessing as processes
 lock = processes.get_context("spawn").Lock()
 print(lock._semlock.name, flush=True)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={{}})
+child = subprocess.Popen({sleep!r}, start_new_session=True, env={{}})
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(child.pid, flush=True)
 time.sleep(600)
 """
 
 
+def ends(pid: int) -> bool:
+    """Whether the process ends soon; its adoptive parent may reap it late."""
+    for _ in range(600):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 @pytest.mark.skipif(not SEGMENT.parent.is_dir(), reason="no /dev/shm")
-def test_the_end_of_the_pipe_ends_all_that_has_the_mark_with_its_memory_and_folders(tmp_path: Path) -> None:
-    folder = tmp_path / "sockets"
-    folder.mkdir()
-    watching = process_guard.start(MARK, [folder])
-    command = [sys.executable, "-c", STARTED.format(segment=str(SEGMENT))]
-    started = subprocess.Popen(command, env={**os.environ, process_guard.MARK: MARK}, stdout=subprocess.PIPE)
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+def test_the_end_of_the_pipe_ends_marked_processes_with_their_children_memory_and_folders(tmp_path: Path) -> None:
+    (folder := tmp_path / "sockets").mkdir()
+    (folder / "file").touch()
+    guard = process_guard.start(MARK, [folder])
+    command = [sys.executable, "-c", STARTED.format(segment=str(SEGMENT), sleep=SLEEP)]
+    started = subprocess.Popen(command, env=MARKED, stdout=subprocess.PIPE)
+    unmarked = subprocess.Popen(SLEEP)
     assert started.stdout is not None
     semaphore = SEGMENT.parent / f"sem.{started.stdout.readline().decode().strip().removeprefix('/')}"
     child = int(started.stdout.readline())
     assert semaphore.exists()
     assert SEGMENT.exists()
-    watching.finish()  # what the system does where a process is killed
+    guard.finish()  # the system does this when a process is killed
     assert started.wait(30) < 0
-    assert gone(child)
-    assert not folder.exists()
-    assert not SEGMENT.exists()
-    assert not semaphore.exists()
-    assert other.poll() is None
-    other.kill()
-    other.wait()
+    assert ends(child)
+    assert not [path for path in (folder, SEGMENT, semaphore) if path.exists()]
+    assert unmarked.poll() is None
+    unmarked.kill()
+    unmarked.wait()
     started.stdout.close()
 
 
@@ -75,15 +84,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of temporary files for the test alone."""
+    """The test's own TMPDIR."""
     (folder := tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
 
 
-def test_what_a_process_killed_with_its_guard_left_goes_with_the_next_guard(temporary: Path) -> None:
-    (other := temporary / "pal-of-nobody").mkdir(mode=0o700)
+def test_the_next_guard_removes_what_a_process_killed_with_its_guard_left(temporary: Path) -> None:
+    (unclaimed := temporary / "pal-of-nobody").mkdir(mode=0o700)
     killed = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True, check=False)
     memory, sockets, child = killed.stdout.split()
     assert killed.returncode == -signal.SIGKILL
@@ -93,16 +102,16 @@ def test_what_a_process_killed_with_its_guard_left_goes_with_the_next_guard(temp
     process_guard.start(MARK, []).finish()
     assert not Path(memory).exists()
     assert not Path(sockets).exists()
-    assert gone(int(child))
-    assert other.is_dir()  # nothing says whose it is
+    assert ends(int(child))
+    assert unclaimed.is_dir()
 
 
-def test_what_a_living_process_has_stays_when_another_guard_starts(temporary: Path) -> None:
+def test_another_guard_leaves_the_folders_of_a_living_process(temporary: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))
-    watching = process_guard.start(MARK, [folder])
+    guard = process_guard.start(MARK, [folder])
     process_guard.start("another-mark", []).finish()
     assert folder.is_dir()
-    watching.finish()
+    guard.finish()
     assert not folder.exists()
 
 
@@ -111,33 +120,32 @@ import sys, time
 from pathlib import Path
 from palimpsest.engines.process_guard import GuardedFolder
 GuardedFolder(Path(sys.argv[1]))
-print("there", flush=True)
+print("ready", flush=True)
 time.sleep(600)
 """
 
 
-def test_the_guard_of_a_process_that_is_ended_clears_up_before_it_ends(tmp_path: Path) -> None:
+def test_the_guard_of_an_ended_process_removes_its_folder_before_it_ends(tmp_path: Path) -> None:
     folder = tmp_path / "weights"
-    watching = process_guard.start(MARK, [])
-    marked = {**os.environ, process_guard.MARK: MARK}
+    guard = process_guard.start(MARK, [])
     command = [sys.executable, "-c", NESTED, str(folder)]
-    started = subprocess.Popen(command, env=marked, stdout=subprocess.PIPE, text=True)
+    started = subprocess.Popen(command, env=MARKED, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
-    assert started.stdout.readline() == "there\n"
+    assert started.stdout.readline() == "ready\n"
     children = psutil.Process(started.pid).children()
     assert folder.stat().st_mode & 0o777 == 0o700
-    watching.finish()
+    guard.finish()
     assert started.wait(30) < 0
-    assert all(gone(child.pid) for child in children)
+    assert all(ends(child.pid) for child in children)
     assert not folder.exists()
     started.stdout.close()
 
 
-def test_a_folder_keeps_what_is_named_and_its_claim(tmp_path: Path) -> None:
+def test_a_guarded_folder_keeps_the_named_subfolders_until_it_is_cleared(tmp_path: Path) -> None:
     folder = process_guard.GuardedFolder(tmp_path / "weights")
     for name in ("one", "two", "three"):
         (folder.path / name).mkdir()
-    folder.keep({"two", "never-there"})
+    folder.keep({"two", "missing"})
     assert [path.name for path in folder.path.iterdir() if path.is_dir()] == ["two"]
     folder.clear()
     assert not folder.path.exists()
@@ -145,33 +153,24 @@ def test_a_folder_keeps_what_is_named_and_its_claim(tmp_path: Path) -> None:
         process_guard.GuardedFolder(tmp_path / "missing" / "weights")
 
 
-def test_a_guard_that_is_killed_is_replaced_and_clears_up(temporary: Path) -> None:
+def test_a_killed_guard_is_replaced_with_a_warning(temporary: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="palimpsest-"))
-    watching = process_guard.start(MARK, [folder])
-    first = watching.process
-    with warnings.catch_warnings(record=True) as warned:
+    guard = process_guard.start(MARK, [folder])
+    first = guard.process  # a Popen that is collected unfinished warns too
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         first.kill()
-        while not warned:
+        while not caught:
             time.sleep(0.01)
-    assert [str(each.message) for each in warned] == ["the guard process ended (status -9); palimpsest started another"]
+    assert ["(status -9)" in str(warning.message) for warning in caught] == [True]
     assert folder.is_dir()
-    watching.finish()
+    guard.finish()
     assert not folder.exists()
 
 
-def test_no_file_of_the_working_folder_stands_in_for_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guard_imports_no_module_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "select.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
     (folder := tmp_path / "sockets").mkdir()
     process_guard.start(MARK, [folder]).finish()
     assert not folder.exists()
-
-
-def gone(pid: int) -> bool:
-    """Whether it ends soon: who adopts it may take a moment to look."""
-    for _ in range(600):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.1)
-    return False

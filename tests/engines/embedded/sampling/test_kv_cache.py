@@ -1,4 +1,4 @@
-"""The prefix cache: what it finds, what it forgets, and that no completion shows whether it was there."""
+"""The prefix cache: what it finds and evicts, and that completions do not depend on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache_over(capacity: int, *, rows: int = 4, length: int = 64) -> tuple[Prefi
 
 
 def write(pool: KVPool, row: int, ids: list[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Keys and values that tell the whole prefix they stand for, so that a wrong slot shows."""
+    """Keys and values that depend on the full prefix, so that a wrong slot is detected."""
     for index, layer in enumerate(pool.layers):
         for position in range(len(ids)):
             layer[:, row, :, position] = float(hash((index, *ids[: position + 1])) % 100_003)
@@ -46,11 +46,11 @@ def test_finds_the_longest_stored_prefix_of_any_prompt() -> None:
     draw = random.Random(0)
     cache, pool = cache_over(10_000)
     stored: list[list[int]] = []
-    for _ in range(300):
+    for _ in range(150):
         base = draw.choice(stored) if stored and draw.random() < 0.8 else []
         ids = [*base[: draw.randint(0, len(base))], *(draw.randrange(3) for _ in range(draw.randint(1, 20)))][:64]
-        found = cache.match(np.array(ids, np.int64))
-        assert len(found) == longest_common(ids, stored)
+        match = cache.match(np.array(ids, np.int64))
+        assert len(match) == longest_common(ids, stored)
         cache.insert(write(pool, 0, ids), 0)
         cache.flush()
         stored.append(ids)
@@ -60,17 +60,17 @@ def test_finds_the_longest_stored_prefix_of_any_prompt() -> None:
 
 
 @pytest.mark.parametrize("capacity", [7, 40, 200])
-def test_what_is_loaded_is_what_was_stored_however_often_slots_change_hands(capacity: int) -> None:
+def test_loaded_values_are_the_stored_ones_after_slots_were_reused(capacity: int) -> None:
     draw = random.Random(capacity)
     cache, pool = cache_over(capacity)
-    for turn in range(200):
+    for turn in range(120):
         ids = [turn % 5, *(draw.randrange(2) for _ in range(draw.randint(5, 50)))]
-        found = cache.match(np.array(ids, np.int64))
+        match = cache.match(np.array(ids, np.int64))
         write(pool, 1, ids)
-        expected = [layer[:, 1, :, : len(found)].clone() for layer in pool.layers]
-        cache.load([(2, 0, found)] if len(found) else [])
+        expected = [layer[:, 1, :, : len(match)].clone() for layer in pool.layers]
+        cache.load([(2, 0, match)] if len(match) else [])
         for layer, wanted in zip(pool.layers, expected, strict=True):
-            assert torch.equal(layer[:, 2, :, : len(found)], wanted)
+            assert torch.equal(layer[:, 2, :, : len(match)], wanted)
         cache.insert(np.array(ids, np.int64), 1)
         if draw.random() < 0.5:  # two inserts before one flush, from rows that stay as they are
             other = [9, *ids[1:]]
@@ -80,10 +80,10 @@ def test_what_is_loaded_is_what_was_stored_however_often_slots_change_hands(capa
     assert cache.evicted > 0
 
 
-def test_the_sequence_unused_for_longest_makes_room() -> None:
+def test_the_least_recently_used_sequence_is_evicted() -> None:
     cache, pool = cache_over(30)
 
-    def held(first: int) -> int:
+    def stored(first: int) -> int:
         path, inside = cache._walk(np.array([first] * 10, np.int64).tobytes())  # looks without using
         return sum(len(node.slots) for node in path[:-1]) + inside
 
@@ -93,10 +93,10 @@ def test_the_sequence_unused_for_longest_makes_room() -> None:
     cache.match(np.array([1] * 10, np.int64))
     cache.insert(write(pool, 0, [4] * 10), 0)
     cache.flush()
-    assert [held(i) for i in (1, 2, 3, 4)] == [10, 0, 10, 10]
+    assert [stored(i) for i in (1, 2, 3, 4)] == [10, 0, 10, 10]
 
 
-def test_a_shared_beginning_outlives_every_sequence_that_continues_it() -> None:
+def test_a_shared_prefix_outlives_its_continuations() -> None:
     cache, pool = cache_over(50)
     for last in range(10):
         cache.insert(write(pool, 0, [7] * 20 + [10 + last] * 12), 0)
@@ -112,55 +112,41 @@ def test_no_capacity_stores_nothing() -> None:
     assert len(cache.match(np.array([1, 2, 3], np.int64))) == 0
 
 
-# ---- in the sampler ---------------------------------------------------------------------------------------------
+DOCUMENTS, GROUP, SECTIONS = 2, 5, 3
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return build_llama(VOCAB)
-
-
-def play(
-    model: Any, *, first: str, cache_tokens: int, slots: int, documents: int = 3, group: int = 6, sections: int = 3
-) -> tuple[list[Completion], SamplerStats]:
-    """MemAgent-shaped episodes, all at once: the sampled memory goes into the next prompt."""
+def play(cache_tokens: int, slots: int) -> tuple[list[Completion], SamplerStats]:
+    """Concurrent episodes as MemAgent's: the sampled memory is part of the next prompt."""
     draw = random.Random(0)
-    texts = [[[draw.randrange(VOCAB) for _ in range(100)] for _ in range(sections)] for _ in range(documents)]
-    sampler = EmbeddedSampler(model, max_num_seqs=slots, cache_tokens=cache_tokens)
+    texts = [[[draw.randrange(VOCAB) for _ in range(100)] for _ in range(SECTIONS)] for _ in range(DOCUMENTS)]
+    sampler = EmbeddedSampler(build_llama(VOCAB), max_num_seqs=slots, cache_tokens=cache_tokens)
 
     async def episode(document: int, rollout: int) -> list[Completion]:
         memory, turns = [document] * 20, []
         for turn, section in enumerate(texts[document]):
             seed = (document * 100 + rollout) * 10 + turn
-            parts = (section, memory) if first == "section" else (memory, section)
-            prompt = [*parts[0], 1, *parts[1], 2]
-            turns.append(await sampler.generate(prompt, SamplingParams(max_tokens=18 + seed % 5, seed=seed)))
+            params = SamplingParams(max_tokens=18 + seed % 5, seed=seed)
+            turns.append(await sampler.generate([*section, 1, *memory, 2], params))
             memory = list(turns[-1].token_ids)
         return turns
 
     async def go() -> list[list[Completion]]:
-        return await asyncio.gather(*(episode(d, g) for d in range(documents) for g in range(group)))
+        return await asyncio.gather(*(episode(d, g) for d in range(DOCUMENTS) for g in range(GROUP)))
 
     return [turn for turns in asyncio.run(go()) for turn in turns], sampler.stats()
 
 
-@pytest.mark.parametrize("slots", [4, 32])
-@pytest.mark.parametrize("cache_tokens", [60, 300, 65_536], ids=["thrashing", "evicting", "ample"])
-def test_completions_are_those_without_a_cache(model: Any, cache_tokens: int, slots: int) -> None:
-    plain, off = play(model, first="section", cache_tokens=0, slots=slots)
-    cached, on = play(model, first="section", cache_tokens=cache_tokens, slots=slots)
-    assert [c.token_ids for c in cached] == [c.token_ids for c in plain]
-    gaps = [abs(a - b) for x, y in zip(cached, plain, strict=True) for a, b in zip(x.logprobs, y.logprobs, strict=True)]
-    assert max(gaps) < 1e-5
+@pytest.mark.parametrize("slots", [3, 32])
+def test_completions_are_those_without_a_cache_and_sections_are_computed_once(slots: int) -> None:
+    """Also with fewer slots than rollouts."""
+    plain, off = play(0, slots)
     assert off.computed_prompt_tokens == off.prompt_tokens
-    assert on.computed_prompt_tokens < on.prompt_tokens
-    assert (on.evicted_tokens > 0) == (cache_tokens < 65_536)
-
-
-@pytest.mark.parametrize("slots", [4, 32])
-def test_a_section_is_computed_once_for_all_rollouts_that_read_it(model: Any, slots: int) -> None:
-    """Fewer slots than rollouts, several documents: only memories are computed again."""
-    turns, stats = play(model, first="section", cache_tokens=65_536, slots=slots)
-    sections = 3 * 3 * 100
-    own = stats.prompt_tokens - len(turns) * 100
-    assert stats.computed_prompt_tokens <= sections + own
+    for capacity in (60, 300, 65_536):  # thrashing, evicting, ample
+        cached, on = play(capacity, slots)
+        assert [c.token_ids for c in cached] == [c.token_ids for c in plain]
+        pairs = [pair for x, y in zip(cached, plain, strict=True) for pair in zip(x.logprobs, y.logprobs, strict=True)]
+        assert max(abs(a - b) for a, b in pairs) < 1e-5
+        assert on.computed_prompt_tokens < on.prompt_tokens
+        assert (on.evicted_tokens > 0) == (capacity < 65_536)
+    memories = on.prompt_tokens - 100 * len(cached)  # recomputed in any case
+    assert on.computed_prompt_tokens <= DOCUMENTS * SECTIONS * 100 + memories
