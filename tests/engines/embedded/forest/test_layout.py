@@ -1,4 +1,4 @@
-"""The layout of a prefix forest, against definitions written out token by token."""
+"""The layout of a prefix forest, compared with its definition token by token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.engines.embedded.forest.attention import on_path, plan_of
 from palimpsest.engines.embedded.forest.layout import CUT_OVERHEAD, Forest, build_forests, cut
 from palimpsest.engines.protocol import StepBatch
 from support.forests import batch_of_rows, credited, grown
@@ -26,16 +25,14 @@ def built(batch: StepBatch, tokens: int = 10_000, **options: Any) -> list[Forest
 
 
 def path(forest: Forest, place: int) -> list[int]:
-    """Token ids from the root to `place`, by the definition of what a place sees."""
+    """Token ids from the root to `place`, by the definition of exits."""
     exits = forest.exits.tolist()
     return [int(forest.input_ids[j]) for j in range(place + 1) if place < exits[j]]
 
 
 @given(ROWS, st.integers(0, 2**31), st.integers(1, 40))
-@settings(max_examples=150, deadline=None)
-def test_every_trained_token_is_predicted_once_from_its_very_context(
-    rows: list[list[int]], seed: int, tokens: int
-) -> None:
+@settings(max_examples=50)
+def test_every_trained_token_is_predicted_once_from_its_context(rows: list[list[int]], seed: int, tokens: int) -> None:
     batch = batch_of_rows(rows, random.Random(seed))
     forests = built(batch, tokens)
     assert sorted(i for forest in forests for i in forest.indices) == list(range(len(rows)))
@@ -56,7 +53,7 @@ def test_every_trained_token_is_predicted_once_from_its_very_context(
 
 
 @given(ROWS, st.integers(0, 2**31))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40)
 def test_every_distinct_prefix_is_computed_once(rows: list[list[int]], seed: int) -> None:
     batch = batch_of_rows(rows, random.Random(seed))
     (forest,) = built(batch)
@@ -68,11 +65,10 @@ def test_every_distinct_prefix_is_computed_once(rows: list[list[int]], seed: int
     assert forest.places.tolist() == sorted(set(forest.places.tolist()))
 
 
-def test_a_branch_at_a_sampled_token_predicts_each_continuation_with_its_own_credit() -> None:
+def test_a_branch_at_a_sampled_token_predicts_each_continuation_with_its_credit() -> None:
     """Both trajectories sampled 5 after 1 2; then one said 6, the other 7."""
     draw = random.Random(0)
-    left = credited([1, 2, 5, 6], [False, False, True, True], draw)
-    right = credited([1, 2, 5, 7], [False, False, True, True], draw)
+    left, right = (credited([1, 2, 5, last], [False, False, True, True], draw) for last in (6, 7))
     (forest,) = built(StepBatch((left, right)))
     assert forest.input_ids.tolist() == [1, 2, 5]
     assert forest.places.tolist() == [1, 2]
@@ -82,7 +78,7 @@ def test_a_branch_at_a_sampled_token_predicts_each_continuation_with_its_own_cre
 
 
 @given(ROWS, st.integers(0, 2**31), st.integers(3, 30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40)
 def test_forests_stay_within_the_budget_unless_one_segment_is_longer(
     rows: list[list[int]], seed: int, tokens: int
 ) -> None:
@@ -92,8 +88,8 @@ def test_forests_stay_within_the_budget_unless_one_segment_is_longer(
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=9), st.integers(6, 25))
-@settings(max_examples=200, deadline=None)
-def test_cuts_recompute_as_little_as_any_cuts_could(rows: list[tuple[int, int]], budget: int) -> None:
+@settings(max_examples=50)
+def test_cuts_recompute_as_little_as_possible(rows: list[tuple[int, int]], budget: int) -> None:
     lengths = np.array([length for length, _ in rows])
     shared = np.array([0] + [min(k, a, b - (a != b)) for (a, _), (b, k) in itertools.pairwise(rows)])
 
@@ -136,56 +132,25 @@ def test_segments_without_a_trained_token_are_left_out() -> None:
     assert built(StepBatch(batch.segments[:1])) == []
 
 
-def test_a_segment_longer_than_the_window_is_refused_by_its_number() -> None:
+def test_a_segment_longer_than_the_window_is_rejected_by_its_index() -> None:
     draw = random.Random(0)
     batch = StepBatch((credited([1, 2], [False, True], draw), credited([1] * 9, [False] * 8 + [True], draw)))
     with pytest.raises(ValueError, match="segment 1 has 9 tokens, the model's window has 8"):
         build_forests(batch.segments, 100, 8)
 
 
-# ---- which pairs the parts compute ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("square", [2, 9, 128])
-@pytest.mark.parametrize("everywhere", [True, False])
-@given(seed=st.integers(0, 2**31), depth=st.integers(0, 5))
-@settings(max_examples=40, deadline=None)
-def test_parts_compute_every_visible_pair_once_and_no_other(
-    square: int, everywhere: bool, seed: int, depth: int
-) -> None:
-    draw = random.Random(seed)
-    (forest,) = built(batch_of_rows(grown(draw, depth=depth, length=7, vocab=5), draw))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("palimpsest.engines.embedded.forest.attention.SQUARE", square)
-        patch.setattr("palimpsest.engines.embedded.forest.attention.TILE", 16)
-        plan = plan_of(forest, torch.float32, None if everywhere else forest.places)
-    times = torch.zeros(len(plan.places), forest.physical_tokens)
-    for part in plan.parts:
-        count = torch.ones(part.queries.stop - part.queries.start, part.keys.stop - part.keys.start)
-        if part.causal:
-            count = count.tril()
-        if part.mask is not None:
-            count = part.mask[0, 0].exp()
-        times[part.queries, part.keys] += count
-    keys = torch.arange(forest.physical_tokens)
-    assert torch.equal(times, on_path(plan.exits, plan.places, keys).float())
-
-
-# ---- scale ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("count", "prompt", "own"), [(64, 1500, 1500), (1000, 40, 30)])
-def test_building_makes_work_for_segments_not_for_tokens(count: int, prompt: int, own: int) -> None:
+@pytest.mark.parametrize(("count", "prompt", "tail"), [(64, 1500, 1500), (1000, 40, 30)])
+def test_building_takes_work_per_segment_not_per_token(count: int, prompt: int, tail: int) -> None:
     draw = random.Random(0)
     start = [draw.randrange(5000) for _ in range(prompt)]
-    rows = [[*start, 5000 + k, *(draw.randrange(5000) for _ in range(own - 1))] for k in range(count)]
-    batch = StepBatch(tuple(credited(row, [False] * (prompt + 1) + [True] * (own - 1), draw) for row in rows))
+    rows = [[*start, 5000 + k, *(draw.randrange(5000) for _ in range(tail - 1))] for k in range(count)]
+    batch = StepBatch(tuple(credited(row, [False] * (prompt + 1) + [True] * (tail - 1), draw) for row in rows))
     forests: list[Forest] = []
     calls = calls_of(lambda: forests.extend(build_forests(batch.segments, 1 << 20, 1 << 20)))
-    assert forests[0].physical_tokens == prompt + count * (own - 1)
+    assert forests[0].physical_tokens == prompt + count * (tail - 1)
     assert calls < 100 * count  # in the first case a loop over tokens makes fifteen times as many
 
 
-def test_a_cut_costs_something_even_where_nothing_is_shared() -> None:
+def test_a_cut_has_a_cost_even_if_nothing_is_shared() -> None:
     lengths, shared = np.full(6, 10), np.zeros(6, np.int64)
     assert cut(lengths, shared, budget=30, overhead=CUT_OVERHEAD) == [0, 3]

@@ -22,8 +22,12 @@ from support import cross_lowering
 from support.cross_lowering import CASES, H100, build_guard, forests_of
 
 OTHER = 1500
-"""Places of a forest that earlier ones' kernels serve."""
+"""Places of a forest that reuses the kernels of earlier ones."""
+
+
 COMPILER = shutil.which("c++") or shutil.which("g++")
+
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed; this file says how"),

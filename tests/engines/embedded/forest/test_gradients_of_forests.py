@@ -1,4 +1,4 @@
-"""Training on prefix forests against training every segment on its own: loss and every gradient."""
+"""Training on prefix forests compared with separate segments: loss and every gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +22,6 @@ from palimpsest.credit.assign import assign
 from palimpsest.data.synthetic.documents import SyntheticSource
 from palimpsest.data.synthetic.search_problems import SyntheticSearchSource
 from palimpsest.engines.embedded.forest import attention as forest_attention
-from palimpsest.engines.embedded.forest import attention as forest_plan
 from palimpsest.engines.embedded.forest import layout as forest
 from palimpsest.engines.embedded.forest.forest_model import adopt
 from palimpsest.engines.embedded.learner import ForestLearner
@@ -48,6 +46,7 @@ from palimpsest.types import (
     Trajectory,
     Turn,
 )
+from support.architectures import built
 from support.forests import VOCAB, apart, batch_of_rows, completed, credited, exact, gradients, grown, largest_error
 from support.models import build_llama
 
@@ -94,8 +93,8 @@ def test_random_forests_have_the_gradient_of_separate_segments(
     draw = random.Random(seed)
     rows = grown(draw, depth=depth, length=9, branches=2) + grown(draw, depth=1, length=9)  # two groups
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forest_plan, "SQUARE", square)
-        patch.setattr(forest_plan, "TILE", 8)
+        patch.setattr(forest_attention, "SQUARE", square)
+        patch.setattr(forest_attention, "TILE", 8)
         patch.setattr(forest.pack, "__defaults__", ("forest", shared))
         error, stats = compared(model, batch_of_rows(rows, draw), micro_batch_tokens=tokens)
     assert error < 1e-9
@@ -103,7 +102,7 @@ def test_random_forests_have_the_gradient_of_separate_segments(
 
 
 @pytest.mark.parametrize("tokens", [20, 300, 100_000])
-def test_separate_segments_have_the_same_gradient_and_say_what_a_forest_would_save(model: Any, tokens: int) -> None:
+def test_separate_segments_have_the_same_gradient_and_report_what_a_forest_would_save(model: Any, tokens: int) -> None:
     draw, alone = random.Random(tokens), copy.deepcopy(model)
     rows = grown(draw, depth=3, length=30)[:12]
     adopt(alone, "segments")
@@ -121,11 +120,11 @@ def test_a_long_forest_with_every_kind_of_part(model: Any) -> None:
     assert error < 1e-9
     assert stats.reuse > 1.5
     (laid_out,) = forest.build_forests(batch_of_rows(rows, draw).segments, 100_000, 512)
-    kinds = {(p.causal, p.mask is not None) for p in forest_plan.plan_of(laid_out, torch.float32).parts}
+    kinds = {(p.causal, p.mask is not None) for p in forest_attention.plan_of(laid_out, torch.float32).parts}
     assert kinds == {(True, False), (False, False), (False, True)}
 
 
-def test_one_sampled_token_in_two_trajectories_is_trained_with_each_ones_advantage(model: Any) -> None:
+def test_one_sampled_token_in_two_trajectories_is_trained_with_both_advantages(model: Any) -> None:
     done = Completion((8, 9), (-4.0, -5.0), StopReason.STOP)
     pair = [completed(range(8), done, advantage, 0.5) for advantage in (1.0, -0.25)]
     error, stats = compared(model, StepBatch(tuple(pair)))
@@ -139,9 +138,6 @@ def test_a_segment_may_be_a_prefix_of_another(model: Any) -> None:
     error, stats = compared(model, batch_of_rows([long, long[:12], long[:20], long], draw))
     assert error < 1e-9
     assert stats.physical_tokens == 29
-
-
-# ---- recorded trajectories -----------------------------------------------------------------------------------
 
 
 class HalfRight:
@@ -178,17 +174,15 @@ SIZES: dict[str, Any] = {
     "answer_tokens": 8,
     "prompts": "short",
 }
+
+
 POLICIES = {
-    "memory_first": OverwritePolicy(**SIZES),
     "section_first": OverwritePolicy(**SIZES, layout="section_first"),
     "full_context": FullContextPolicy(question_tokens=60, answer_tokens=8, prompts="short"),
 }
-TAGGED_SIZES: dict[str, Any] = {**SIZES, "chunk_size": 48, "memory_tokens": 16, "reply_tokens": 48}
-TAGGED = {
-    "recall": RecallPolicy(**TAGGED_SIZES),
-    "recall_section_first": RecallPolicy(**TAGGED_SIZES, layout="section_first"),
-}
-"""Policies whose replies have a form."""
+
+
+TAGGED = RecallPolicy(**SIZES | {"chunk_size": 48, "memory_tokens": 16, "reply_tokens": 48})
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -201,7 +195,7 @@ def test_recorded_episodes_of_the_policies(name: str, tiny_codec: Any, tiny_mode
 
 
 class Coached:
-    """The embedded sampler, but every second reply is a well-formed one: the base model doesn't know the tags."""
+    """The embedded sampler with every second reply well-formed: the base model emits no tags."""
 
     def __init__(self, model: Any, policy: RecallPolicy, codec: Codec) -> None:
         self._model, self._sampler, self._calls = model, EmbeddedSampler(model), 0
@@ -220,12 +214,10 @@ class Coached:
         return Completion(tuple(ids), tuple(logprobs.tolist()), StopReason.STOP)
 
 
-@pytest.mark.parametrize("name", sorted(TAGGED))
-def test_recorded_episodes_of_policies_whose_replies_have_a_form(name: str) -> None:
-    policy = TAGGED[name]
+def test_recorded_episodes_of_policies_whose_replies_have_a_form() -> None:
     model, codec = load_model(ModelConfig()), Codec.load(model_path(ModelConfig()))
     problems = SyntheticSource(SyntheticConfig(chunks=2), 0, "train").problems(step=0, count=2)
-    groups = recorded(policy, problems, model, codec, Coached(model, policy, codec))
+    groups = recorded(TAGGED, problems, model, codec, Coached(model, TAGGED, codec))
     kinds = {each.kind for group in groups for trajectory in group.trajectories for each in trajectory.events}
     assert {"recall", "malformed", "memory"} <= kinds
     error, reuse = error_and_reuse(groups, model)
@@ -237,7 +229,7 @@ def test_recorded_episodes_of_an_agent_that_prunes() -> None:
     model, codec = load_model(ModelConfig(path="embedded-tools")), Codec.load(model_path(ModelConfig()))
     recipe = load_recipe("memact-quickstart", [])
     assert recipe.data.search is not None
-    problems = SyntheticSearchSource(recipe.data.search, 0).problems(step=0, count=2, size=3)
+    problems = SyntheticSearchSource(recipe.data.search, 0).problems(step=0, count=1, size=3)
     groups = recorded(build_policy(recipe.policy), problems, model, codec)
     assert any(each.kind == "prune" for group in groups for one in group.trajectories for each in one.events)
     error, reuse = error_and_reuse(groups, model)
@@ -262,7 +254,7 @@ def pruning(draw: random.Random, start: list[int]) -> list[Turn]:
 
 
 def recalling(draw: random.Random, start: list[int]) -> list[Turn]:
-    """Every prompt is question, a recalled memory, the present one and a new section (ReMemR1)."""
+    """Every prompt is question, a recalled memory, the current one and a new section (ReMemR1)."""
     memories = [[draw.randrange(VOCAB) for _ in range(6)]]
     turns = []
     for step in range(5):
@@ -289,73 +281,26 @@ def test_trajectories_that_rewrite_their_context(way: Any, model: Any) -> None:
 def test_the_shipped_model_in_single_precision() -> None:
     model = load_model(ModelConfig(device="cpu"))
     draw = random.Random(0)
-    batch = batch_of_rows(grown(draw, depth=3, length=60, vocab=1000)[:12], draw, share=0.1)
+    batch = batch_of_rows(grown(draw, depth=3, length=40, vocab=1000)[:8], draw, share=0.1)
     wanted = apart(exact(model), batch)
     _, alone = apart(copy.deepcopy(model), batch)
     stats = learner_of(model).accumulate(batch)
     assert stats.loss == pytest.approx(wanted[0], rel=1e-4)
-    forest, rounding = (largest_error(doubled(each), wanted[1]) for each in (gradients(model), alone))
-    assert forest < 8 * rounding  # that of the segments on their own, in float32 on this processor
+    error, rounding = (
+        largest_error({n: g.double() for n, g in grads.items()}, wanted[1]) for grads in (gradients(model), alone)
+    )
+    assert error < 8 * rounding  # that of separate segments in float32 on this processor
     assert rounding < 1e-3
-
-
-def doubled(found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: gradient.double() for name, gradient in found.items()}
-
-
-# ---- models --------------------------------------------------------------------------------------------------
-
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-}
-TAKEN: dict[str, dict[str, Any]] = {
-    "Llama": {},
-    "Qwen2": {},
-    "Qwen3": {"head_dim": 16},
-    "Mistral": {"sliding_window": 200},
-    "Gemma": {"head_dim": 16},
-    "Gemma3Text": {"head_dim": 16, "sliding_window": 200},
-    "GPTNeoX": {"num_key_value_heads": None},
-}
-
-
-def built(name: str, **changes: Any) -> Any:
-    config = getattr(transformers, f"{name}Config")(**{**SMALL, **changes})
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return transformers.AutoModelForCausalLM.from_config(config).float().eval()
-
-
-@pytest.mark.parametrize("name", sorted(TAKEN))
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_decoders_with_the_attention_interface_train_unpatched(name: str, checkpointing: bool) -> None:
-    model = built(name, **TAKEN[name])
-    draw = random.Random(0)
-    batch = batch_of_rows(grown(draw, depth=3, length=30)[:12], draw)
-    wanted = apart(copy.deepcopy(model), batch)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    stats = learner_of(model).accumulate(batch)
-    assert stats.loss == pytest.approx(wanted[0], rel=1e-4)
-    assert largest_error(gradients(model), wanted[1]) < 1e-4
-    assert stats.reuse > 1.5
 
 
 @pytest.mark.parametrize("layout", ["forest", "segments"])
 def test_recomputing_every_second_layer_changes_no_bit(layout: Literal["forest", "segments"]) -> None:
-    model = built("Llama", num_hidden_layers=4)
+    model = built("Llama", num_hidden_layers=4).float()
     adopt(model, layout)
-    draw, found, calls = random.Random(0), list[tuple[float, Any, list[int]]](), list[int]()
-    batch = batch_of_rows(grown(draw, depth=3, length=30)[:12], draw)
-    for number, each in enumerate(model.model.layers):
-        each.mlp.register_forward_pre_hook(lambda module, inputs, number=number: calls.append(number))
+    draw, results, calls = random.Random(0), list[tuple[float, Any, list[int]]](), list[int]()
+    batch = batch_of_rows(grown(draw, depth=3, length=20)[:8], draw)
+    for number, layer in enumerate(model.model.layers):
+        layer.mlp.register_forward_pre_hook(lambda module, inputs, number=number: calls.append(number))
     values: tuple[Any, ...] = (True, "every_second", False)
     for value in values:
         model.zero_grad(set_to_none=True)
@@ -364,29 +309,16 @@ def test_recomputing_every_second_layer_changes_no_bit(layout: Literal["forest",
         learner = learner_of(model)
         calls.clear()
         loss = learner.accumulate(batch).loss
-        found.append((loss, gradients(model), [calls.count(number) for number in range(4)]))
-    for loss, grads, _ in found[1:]:
-        assert loss == found[0][0]
-        assert all(torch.equal(grads[name], grad) for name, grad in found[0][1].items())
-    last = 2 if layout == "segments" else 1  # a forest computes it only where needed, and once
-    assert [counts for *_, counts in found] == [[2, 2, 2, last], [2, 1, 2, 1], [1, 1, 1, 1]]
+        results.append((loss, gradients(model), [calls.count(number) for number in range(4)]))
+    for loss, grads, _ in results[1:]:
+        assert loss == results[0][0]
+        assert all(torch.equal(grads[name], grad) for name, grad in results[0][1].items())
+    last = 2 if layout == "segments" else 1  # a forest computes it only at trained tokens, and once
+    assert [counts for *_, counts in results] == [[2, 2, 2, last], [2, 1, 2, 1], [1, 1, 1, 1]]
 
 
-@pytest.mark.parametrize("name", ["Mistral", "Gemma3Text"])
-def test_segments_longer_than_a_sliding_window_have_the_gradient_of_separate_segments(name: str) -> None:
-    model = built(name, **TAKEN[name] | {"sliding_window": 16})
-    draw = random.Random(0)
-    batch = batch_of_rows(grown(draw, depth=3, length=40)[:12], draw)
-    assert max(len(item.segment.token_ids) for item in batch.segments) > 80
-    wanted = apart(copy.deepcopy(model), batch)
-    stats = learner_of(model).accumulate(batch)
-    assert stats.loss == pytest.approx(wanted[0], rel=1e-4)
-    assert largest_error(gradients(model), wanted[1]) < 1e-4
-    assert stats.reuse > 1.5
-
-
-def test_a_model_without_a_forest_computes_what_it_did(tmp_path: Path) -> None:
-    model = built("Llama")
+def test_a_model_without_a_forest_is_unchanged(tmp_path: Path) -> None:
+    model = built("Llama").float()
     ids = torch.arange(20)[None]
     mask = torch.ones(1, 20, dtype=torch.long)
     mask[0, :5] = 0
@@ -403,7 +335,7 @@ def test_a_model_without_a_forest_computes_what_it_did(tmp_path: Path) -> None:
 def adapted(seed: int) -> Any:
     peft = pytest.importorskip("peft", reason="pip install 'palimpsest-rl[lora]'")
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], init_lora_weights=False)
-    model = built("Qwen3", head_dim=16)
+    model = built("Qwen3").float()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return peft.get_peft_model(model, config)
@@ -431,49 +363,12 @@ def test_saved_adapters_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(p, weights[1][name]) for name, p in weights[0].items())
 
 
-# ---- attention -----------------------------------------------------------------------------------------------
-
-
-def laid_out(seed: int = 0, length: int = 60) -> tuple[forest.Forest, list[torch.Tensor]]:
-    draw = random.Random(seed)
-    rows = grown(draw, depth=3, length=length)[:12]
-    (one,) = forest.build_forests(batch_of_rows(rows, draw).segments, 100_000, 512, min_shared=1)
-    torch.manual_seed(seed)
-    key, value = torch.randn(2, 1, 2, one.physical_tokens, 16)
-    return one, [torch.randn(1, 4, one.physical_tokens, 16), key, value]
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("everywhere", [True, False])
-def test_parts_are_attention_with_a_mask_of_all_pairs(dtype: torch.dtype, everywhere: bool) -> None:
-    one, tensors = laid_out()
-    plan = forest_plan.plan_of(one, dtype, None if everywhere else one.places)
-    tensors[0] = tensors[0][:, :, plan.places]
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
-    results = []
-    for way in (forest_attention.attend, forest_attention.dense):
-        inputs = [x.to(dtype).requires_grad_() for x in tensors]
-        result = way(inputs[0], inputs[1], inputs[2], plan, 0.3)
-        result.float().square().sum().backward()
-        results.append([result.detach(), *(x.grad for x in inputs)])
-    for ours, reference in zip(*results, strict=True):
-        assert ours.dtype == dtype
-        torch.testing.assert_close(ours, reference, atol=tolerance, rtol=tolerance)
-
-
-def test_values_of_another_size_than_keys_take_the_mask_of_all_pairs() -> None:
-    one, (query, key, value) = laid_out()
-    plan = forest_plan.plan_of(one, torch.float32)
-    narrow = forest_attention.attend(query, key, value[..., :8], plan)
-    torch.testing.assert_close(narrow, forest_attention.attend(query, key, value, plan)[..., :8])
-
-
 def test_the_same_forest_gives_the_same_bytes() -> None:
     draw = random.Random(0)
-    batch = batch_of_rows(grown(draw, depth=4, length=40)[:20], draw)
-    found = []
+    batch = batch_of_rows(grown(draw, depth=4, length=40)[:10], draw)
+    results = []
     for _ in range(2):
-        model = built("Llama")
+        model = built("Llama").float()
         learner_of(model).accumulate(batch)
-        found.append(gradients(model))
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        results.append(gradients(model))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
