@@ -1,4 +1,4 @@
-"""Weights on their way to another process: a folder that opens as the same model, with no tensor shared."""
+"""Weights for another process: a folder that opens as the same model, with no tensor shared."""
 
 from __future__ import annotations
 
@@ -17,31 +17,45 @@ from transformers import AutoModelForCausalLM
 from palimpsest.config.engine import AdapterConfig, ModelConfig
 from palimpsest.config.schema import OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model_loading import adapted, trainable, untied
+from palimpsest.engines.embedded.model_loading import adapted, trainable
 from palimpsest.engines.embedded.weight_transfer import write_untied
 from palimpsest.engines.ray.sharding import _describe
 from palimpsest.errors import EngineError
-from support.architectures import built, configured
+from support.architectures import built
 from support.disks import no_file_over
 from support.models import build_llama
 
+needs_peft = pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_folder_of_weights_opens_as_the_same_model_with_a_projection_of_its_own(tmp_path: Path, tied: bool) -> None:
-    model = build_llama(96, tie_word_embeddings=tied)
-    write_untied(model, tmp_path / "out")
-    names = [name for file in (tmp_path / "out").glob("*.safetensors") for name in names_in(file)]
+
+IDS = torch.arange(20)[None]
+
+
+def names_in(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as tensors:
+        return list(tensors.keys())
+
+
+def opened_from(folder: Path, model: Any) -> Any:
+    """The model in `folder`, of which all weights of `model` and no others are in its files."""
+    names = [name for file in folder.glob("*.safetensors") for name in names_in(file)]
     assert sorted(names) == sorted({*model.state_dict()})
-    opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    opened: Any = AutoModelForCausalLM.from_pretrained(folder)
     assert opened.lm_head.weight is not opened.model.embed_tokens.weight
-    ids = torch.arange(20)[None]
-    assert torch.equal(aligned(opened)(ids).logits, model(ids).logits)
-    assert model.config.tie_word_embeddings is tied
+    return opened
 
 
 def aligned(model: Any) -> Any:
-    """A copy in memory of torch's own: sums over weights at the odd addresses of a file may have other last bits."""
+    """A copy in torch's memory: sums over weights at unaligned addresses of a file may differ in the last bits."""
     return copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_folder_of_weights_opens_as_the_same_untied_model(tmp_path: Path, tied: bool) -> None:
+    model = build_llama(96, tie_word_embeddings=tied)
+    write_untied(model, tmp_path / "out")
+    assert torch.equal(aligned(opened_from(tmp_path / "out", model))(IDS).logits, model(IDS).logits)
+    assert model.config.tie_word_embeddings is tied
 
 
 def test_a_folder_in_several_files_lists_the_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,50 +78,36 @@ def test_a_multimodal_model_s_text_model_is_untied_too(tmp_path: Path) -> None:
         assert written["tie_word_embeddings"] is written["text_config"]["tie_word_embeddings"] is False
         assert "tie_word_embeddings" not in written["vision_config"]
     opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "embedded")
-    ids = torch.arange(20)[None]
-    assert torch.equal(aligned(opened)(ids).logits, model(ids).logits)
+    assert torch.equal(aligned(opened)(IDS).logits, model(IDS).logits)
 
 
-def test_a_disk_without_room_for_what_servers_read_is_told_with_the_room_and_the_key(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_a_full_disk_is_an_error_with_its_free_bytes_and_the_key(tmp_path: Path, tiny_model_folder: Path) -> None:
     learner = ForestLearner(trainable(ModelConfig(path=str(tiny_model_folder))), optim=OptimConfig())
-    learner.write_weights(tmp_path / "whole")
-    files = (tmp_path / "whole").glob("*.safetensors")
+    learner.write_weights(tmp_path / "full")
+    files = (tmp_path / "full").glob("*.safetensors")
     size = sum(tensor.nbytes for file in files for tensor in load_file(file).values())
-    told = (
+    message = (
         rf"folder: writing the weights failed \(.*File too large.*\) after [\d,]+ of {size:,} bytes, with [\d,]+ free "
         r"on the disk; .*set sampler\.folder"
     )
-    with no_file_over(100_000), pytest.raises(EngineError, match=told):
+    with no_file_over(100_000), pytest.raises(EngineError, match=message):
         learner.write_weights(tmp_path / "folder")
 
 
-def test_a_configuration_is_untied_in_a_copy() -> None:
-    config = configured("Gemma3")
-    assert not untied(config).text_config.tie_word_embeddings
-    assert config.tie_word_embeddings
-    assert config.text_config.tie_word_embeddings
-
-
-@pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
+@needs_peft
 @pytest.mark.parametrize("tied", [True, False])
 def test_adapters_are_merged_into_the_weights(tmp_path: Path, tied: bool) -> None:
     plain = build_llama(96, tie_word_embeddings=tied, attention_bias=True)
     model = with_adapters(build_llama(96, tie_word_embeddings=tied, attention_bias=True))
     write_untied(model, tmp_path / "out")
-    names = [name for file in (tmp_path / "out").glob("*.safetensors") for name in names_in(file)]
-    assert sorted(names) == sorted({*plain.state_dict()})
     assert not (tmp_path / "out" / "adapter_config.json").exists()
-    opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert opened.lm_head.weight is not opened.model.embed_tokens.weight
-    ids = torch.arange(20)[None]
-    torch.testing.assert_close(opened(ids).logits, model(ids).logits, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(opened(ids).logits, plain(ids).logits, atol=0.1)
+    opened = opened_from(tmp_path / "out", plain)
+    torch.testing.assert_close(opened(IDS).logits, model(IDS).logits, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(opened(IDS).logits, plain(IDS).logits, atol=0.1)
     assert any(".lora_B." in name for name, _ in model.named_parameters())
 
 
-@pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
+@needs_peft
 def test_in_bfloat16_merging_moves_log_probabilities_about_as_far_as_bfloat16_does(tmp_path: Path) -> None:
     """Two models that round independently are sqrt(2) times as far apart as one is from float32, on average over 19,200
     numbers; without its adapters it would be 45 times."""
@@ -128,15 +128,10 @@ def distance(one: Any, other: Any) -> float:
 
 
 def with_adapters(model: Any) -> Any:
-    """With adapters that change it."""
+    """`model` with adapters that change it."""
     model = adapted(model, AdapterConfig(rank=4, alpha=8), "x")
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if ".lora_B." in name:
                 weight.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
     return model
-
-
-def names_in(file: Path) -> list[str]:
-    with safe_open(file, framework="pt") as tensors:
-        return list(tensors.keys())

@@ -1,4 +1,4 @@
-"""Samples of older weights: their loss against plain float64 loops, and which weights sampled what."""
+"""Samples of older weights: their loss compared with float64 loops, and the versions that completions name."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.rollout.trajectory_file import read_groups
 from support.forests import exact, masked
-from support.models import build_llama
+from support.models import build_llama, sampling_gap
 from support.small_run import small_run
 
 VOCAB = 60
+
+
 LOSS = LossConfig(
     old_logprobs="recompute",
     importance_sampling_cap=1.3,
@@ -43,7 +45,7 @@ def distribution(model: Any, ids: list[int]) -> Tensor:
 
 
 def moved(model: Any, scale: float) -> Any:
-    """A copy whose weights went on by several optimizer steps."""
+    """A copy with weights as after several optimizer steps."""
     model, draw = copy.deepcopy(model), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -125,7 +127,7 @@ def test_truncated_importance_sampling_of_stale_batches_equals_the_loops(
 def test_completions_name_the_weights_that_sampled_them(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recomputed by transformers from the checkpoint of that version: sampling beside learning mixes no weights."""
+    """Recomputed by transformers from the checkpoint of that version: sampling during learning mixes no weights."""
     (tmp_path / "sums.py").write_text("def ids(problem, trajectory):\n    return float(len(str(trajectory)) % 7)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     steps, run = 3, tmp_path / "run"
@@ -148,9 +150,4 @@ def test_completions_name_the_weights_that_sampled_them(
 
 
 def gap(model: Any, turn: Any) -> float:
-    """Largest distance of a turn's log-probabilities to those of `model`, in nats."""
-    ids = torch.tensor([[*turn.prompt_ids, *turn.completion.token_ids]])
-    with torch.no_grad():
-        nats = model(ids).logits[0].log_softmax(-1)[len(turn.prompt_ids) - 1 : -1]
-    ours = torch.tensor(turn.completion.logprobs)
-    return float((nats.gather(1, ids[0, len(turn.prompt_ids) :, None])[:, 0] - ours).abs().max())
+    return sampling_gap(model, turn.prompt_ids, turn.completion)
