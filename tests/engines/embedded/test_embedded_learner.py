@@ -16,9 +16,11 @@ import pytest
 import torch
 
 import palimpsest
-from palimpsest.config.schema import LossConfig, OptimConfig
+from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunConfig
 from palimpsest.engines.embedded.checkpoint_state import FACTS
+from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.learner import ForestLearner, check_savable
+from palimpsest.engines.embedded.model_loading import load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.errors import CheckpointError, ModelError
@@ -308,10 +310,11 @@ def test_a_generation_config_that_transformers_does_not_save_is_fixed_before_tra
 ) -> None:
     model = shutil.copytree(tiny_model_folder, tmp_path / "model")
     (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2], "pad_token_id": 0, **wrong}))
-    run = palimpsest.train("memagent-quickstart", small_run(model, max_steps=1), out=tmp_path / "run", quiet=True)
-    written = json.loads((run.checkpoint / "generation_config.json").read_text())
+    engine = EmbeddedEngine(RunConfig(model=ModelConfig(path=str(model))), objective="policy")
+    engine.trainer.save(tmp_path / "saved")
+    written = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
     assert written.items() >= ({"eos_token_id": [2], "pad_token_id": 0} | saved).items()
-    assert run.evaluate(chunks=2, limit=1, quiet=True).samples
+    load_model(ModelConfig(path=str(tmp_path / "saved")))
 
 
 @pytest.mark.parametrize("wrong", [{"cache_implementation": "nonsense"}, {"num_return_sequences": 4}])

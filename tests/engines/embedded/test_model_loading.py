@@ -12,10 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palimpsest.app.config_resolution import Agent
-from palimpsest.config.engine import ModelConfig
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded import compute
-from palimpsest.engines.embedded.forest import forest_model as forest_model
 from palimpsest.engines.embedded.model_loading import load_model, untied, with_dtype
 from palimpsest.errors import ModelError
 from support.architectures import configured

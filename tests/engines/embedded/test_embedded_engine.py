@@ -1,4 +1,4 @@
-"""The embedded engine computes on a thread of its own: the event loop goes on, and nothing computes side by side."""
+"""The embedded engine: sampling and learning on one compute thread, shared and separate weights, closing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,14 +18,16 @@ import pytest
 import torch
 
 from palimpsest.config.load import load_recipe
-from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.engines.embedded.engine import EmbeddedEngine, EmbeddedLearner
 from palimpsest.engines.protocol import Objective, StepBatch
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.forests import completed
+from support.models import sampling_gap
 
 PROMPT = (5, 9, 30, 31, 7)
+
+
 LONG = SamplingParams(max_tokens=40, seed=3)
 
 
@@ -44,7 +47,7 @@ def batch() -> StepBatch:
 
 
 class Gate:
-    """Holds up a call, on the thread that makes it, until the event loop has opened it."""
+    """Blocks a call on its thread until the event loop opens it."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call, self.entered, self.open, self.threads = call, threading.Event(), threading.Event(), set[int]()
@@ -52,7 +55,7 @@ class Gate:
     def __call__(self, *args: Any, **options: Any) -> Any:
         self.threads.add(threading.get_ident())
         self.entered.set()
-        assert self.open.wait(30), "the event loop stood still while this was computed"
+        assert self.open.wait(30), "the event loop was blocked"
         return self.call(*args, **options)
 
     async def opened_by_the_loop(self) -> None:
@@ -61,7 +64,7 @@ class Gate:
         self.open.set()
 
 
-def test_the_loop_goes_on_while_tokens_are_sampled(tiny_model_folder: Path) -> None:
+def test_the_loop_runs_while_tokens_are_sampled(tiny_model_folder: Path) -> None:
     engine = engine_of(tiny_model_folder, None)
     forward: Any = engine.sampler._batch._forward
     forward.step = gate = Gate(forward.step)
@@ -75,7 +78,7 @@ def test_the_loop_goes_on_while_tokens_are_sampled(tiny_model_folder: Path) -> N
 
 
 @pytest.mark.parametrize("call", ["update", "save"])
-def test_the_loop_goes_on_while_the_learner_learns_and_saves(
+def test_the_loop_runs_while_the_learner_updates_and_saves(
     tiny_model_folder: Path, tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(tiny_model_folder)
@@ -93,7 +96,7 @@ def test_the_loop_goes_on_while_the_learner_learns_and_saves(
 
 
 def test_sampler_and_learner_of_shared_weights_take_turns(tiny_model_folder: Path) -> None:
-    """A completion that is asked for during an update is sampled from the weights after it, none from both."""
+    """A completion requested during an update is sampled from the weights after it."""
     engine = engine_of(tiny_model_folder)
     trainer: Any = engine.trainer
     inside: list[str] = []
@@ -124,7 +127,7 @@ def test_sampler_and_learner_of_shared_weights_take_turns(tiny_model_folder: Pat
     assert engine.trainer.version == 4
 
 
-def test_a_completion_says_which_weights_its_first_and_last_token_came_from(tiny_model_folder: Path) -> None:
+def test_a_completion_names_the_weights_of_its_first_and_last_token(tiny_model_folder: Path) -> None:
     engine = engine_of(tiny_model_folder)
 
     async def go() -> Completion:
@@ -141,7 +144,7 @@ def test_a_completion_says_which_weights_its_first_and_last_token_came_from(tiny
     asyncio.run(engine.close())
 
 
-def test_separate_weights_are_the_samplers_own_until_they_are_published(tiny_model_folder: Path) -> None:
+def test_the_sampler_has_separate_weights_until_a_publication(tiny_model_folder: Path) -> None:
     engine = engine_of(tiny_model_folder, separate=True)
     ids = tuple(range(5, 13))
 
@@ -172,7 +175,7 @@ def test_separate_weights_are_sampled_from_while_the_learner_computes(tiny_model
 
     async def go() -> Completion:
         update = asyncio.ensure_future(learner_of(engine).update([batch()]))
-        completion = await engine.sampler.generate(PROMPT, LONG)  # the update stands before its gate meanwhile
+        completion = await engine.sampler.generate(PROMPT, LONG)  # while the update waits at its gate
         assert not update.done()
         gate.open.set()
         await update
@@ -194,7 +197,26 @@ def test_the_same_weights_and_steps_give_the_same_bytes_shared_or_separate(tiny_
     assert asyncio.run(go(shared)) == asyncio.run(go(separate))
 
 
-def test_a_stream_that_is_left_early_frees_what_it_holds(tiny_model_folder: Path) -> None:
+def test_a_saved_folder_opens_as_a_model(tmp_path: Path, tiny_model_folder: Path) -> None:
+    opened = engine_of(tiny_model_folder)
+    opened.trainer.update([batch()])
+    opened.trainer.save(tmp_path)
+    again = engine_of(tmp_path, None)
+    assert again.learner is None
+    assert all(torch.equal(a, b) for a, b in zip(opened.model.parameters(), again.model.parameters(), strict=True))
+    assert again.codec.encode("Anna is blue") == opened.codec.encode("Anna is blue")
+
+
+def test_published_weights_are_the_samplers(tiny_model_folder: Path) -> None:
+    opened = engine_of(tiny_model_folder)
+    opened.trainer.update([batch()])
+    assert asyncio.run(learner_of(opened).publish()) == 1
+    completion = asyncio.run(opened.sampler.generate(PROMPT, SamplingParams(max_tokens=4)))
+    assert completion.policy_version == 1
+    assert sampling_gap(opened.model, PROMPT, completion) < 1e-4
+
+
+def test_a_stream_left_early_frees_its_row(tiny_model_folder: Path) -> None:
     engine = engine_of(tiny_model_folder, None)
 
     async def go() -> None:
@@ -212,7 +234,7 @@ def test_a_stream_that_is_left_early_frees_what_it_holds(tiny_model_folder: Path
     asyncio.run(go())
 
 
-def test_closing_cancels_what_is_in_flight_and_refuses_what_comes_after(tiny_model_folder: Path) -> None:
+def test_closing_cancels_requests_in_flight_and_rejects_later_ones(tiny_model_folder: Path) -> None:
     engine = engine_of(tiny_model_folder, None)
 
     async def go() -> None:
@@ -229,7 +251,7 @@ def test_closing_cancels_what_is_in_flight_and_refuses_what_comes_after(tiny_mod
     asyncio.run(go())
 
 
-def test_a_score_that_breaks_on_the_thread_is_a_failure_of_the_sampler(
+def test_an_error_on_the_thread_in_a_score_is_the_samplers(
     tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(tiny_model_folder, None)
@@ -248,7 +270,7 @@ def test_a_score_that_breaks_on_the_thread_is_a_failure_of_the_sampler(
     asyncio.run(go())
 
 
-def test_a_request_that_no_step_has_seen_is_cancelled_too(tiny_model_folder: Path) -> None:
+def test_a_request_before_its_first_step_is_cancelled_too(tiny_model_folder: Path) -> None:
     engine = engine_of(tiny_model_folder, None)
 
     async def go() -> None:
@@ -262,12 +284,12 @@ def test_a_request_that_no_step_has_seen_is_cancelled_too(tiny_model_folder: Pat
     asyncio.run(go())
 
 
-def test_an_engine_that_another_loop_closes_ends_its_requests_in_silence(tiny_model_folder: Path) -> None:
-    """As where a loop is left with requests under way, and only ended once the engine is closed."""
+def test_an_engine_closed_by_another_loop_cancels_its_requests_silently(tiny_model_folder: Path) -> None:
+    """A loop may be left with requests in flight and end after the engine is closed."""
     engine = engine_of(tiny_model_folder, None)
     complaints: list[dict[str, Any]] = []
 
-    async def begin() -> asyncio.Future[Completion]:
+    async def start() -> asyncio.Future[Completion]:
         waiting = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
         while not engine.sampler.stats().generated_tokens:
             await asyncio.sleep(0)
@@ -275,17 +297,17 @@ def test_an_engine_that_another_loop_closes_ends_its_requests_in_silence(tiny_mo
 
     with asyncio.Runner() as runner:
         runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        waiting = runner.run(begin())
+        waiting = runner.run(start())
         asyncio.run(engine.close())
     gc.collect()
     assert waiting.cancelled()
     assert complaints == []
 
 
-def test_who_waits_on_a_running_loop_hears_of_a_close_on_another(tiny_model_folder: Path) -> None:
-    """A caller hears either that it was cancelled or that the engine was closed, whichever comes first."""
+def test_a_caller_on_a_running_loop_learns_of_a_close_on_another(tiny_model_folder: Path) -> None:
+    """It is cancelled or gets the error of a closed engine, whichever comes first."""
     engine = engine_of(tiny_model_folder, None)
-    began = threading.Event()
+    started = threading.Event()
     complaints: list[dict[str, Any]] = []
 
     async def go() -> list[Completion | BaseException]:
@@ -293,13 +315,13 @@ def test_who_waits_on_a_running_loop_hears_of_a_close_on_another(tiny_model_fold
         waiting = [asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG)) for _ in range(2)]
         while not engine.sampler.stats().generated_tokens:
             await asyncio.sleep(0)
-        began.set()
+        started.set()
         async with asyncio.timeout(30):
             return await asyncio.gather(*waiting, return_exceptions=True)
 
     with ThreadPoolExecutor(1) as other:
         ended = other.submit(asyncio.run, go())
-        assert began.wait(30)
+        assert started.wait(30)
         asyncio.run(engine.close())
         results = ended.result(30)
     gc.collect()
@@ -308,23 +330,27 @@ def test_who_waits_on_a_running_loop_hears_of_a_close_on_another(tiny_model_fold
     assert complaints == []
 
 
-def test_grad_mode_and_thread_settings_hold_on_the_thread() -> None:
-    thread = ComputeThread(1)
-    assert asyncio.run(thread.run(torch.is_grad_enabled))
-    assert not asyncio.run(thread.run(torch.is_inference_mode_enabled))
-    assert asyncio.run(thread.run(torch.get_num_threads)) == 1
-    asyncio.run(thread.close())
+async def test_a_closed_engine_gives_back_freed_memory(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a process that opens many engines grows by megabytes per run (benchmarks/soak.py)."""
+    calls: list[bool] = []
+    monkeypatch.setattr("palimpsest.engines.embedded.engine.give_back_freed_memory", lambda: calls.append(True))
+    await engine_of(tiny_model_folder, None).close()
+    assert calls == [True]
 
 
-def test_an_error_on_the_thread_is_the_callers_and_the_next_call_works() -> None:
-    def broken() -> None:
-        raise ValueError("no")
-
-    thread = ComputeThread()
-    with pytest.raises(ValueError, match="no"):
-        asyncio.run(thread.run(broken))
-    assert asyncio.run(thread.run(int, "3")) == 3
-    asyncio.run(thread.close())
+async def test_an_unreferenced_engine_is_freed_with_its_model_at_once(tiny_model_folder: Path) -> None:
+    """The cycle collector runs late if tensors are few: until then two models are in memory."""
+    gc.disable()
+    try:
+        opened = engine_of(tiny_model_folder)
+        references = [weakref.ref(each) for each in (opened, opened.model, opened.sampler, opened.learner)]
+        await opened.close()
+        del opened
+        assert [reference() for reference in references] == [None] * 4
+    finally:
+        gc.enable()
 
 
 LEAVES = """
