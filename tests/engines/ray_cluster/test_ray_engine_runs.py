@@ -1,4 +1,4 @@
-"""Runs on Ray, as commands: the same numbers as in one process, killed and resumed, and nothing left of them."""
+"""Runs on Ray as commands: the numbers of one process, killed and resumed, nothing left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from transformers import AutoModelForCausalLM
 from palimpsest.config.engine import model_path
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
-from palimpsest.engines import process_guard
 from palimpsest.engines.open import open_engine
 from palimpsest.errors import CheckpointError, EngineError
 from palimpsest.runs.checkpoint import Checkpoints
@@ -45,7 +44,7 @@ def metrics(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_on_ray_learns_what_one_in_one_process_learns_and_leaves_nothing(
+def test_a_run_on_ray_learns_as_one_process_and_leaves_nothing(
     run: ClusterRun, tmp_path: Path, palimpsest: Run
 ) -> None:
     run.finish()
@@ -53,23 +52,25 @@ def test_a_run_on_ray_learns_what_one_in_one_process_learns_and_leaves_nothing(
     assert not run.folders_left()
     done = palimpsest("train", "memagent-quickstart", *settings(2), "--out", str(tmp_path / "one"))
     assert done.returncode == 0, done.stderr
-    own = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
+    differing = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
     for theirs, ours in zip(metrics(tmp_path / "one"), metrics(run.out), strict=True):
         assert {"learner/idle_share", "learner/padding_share"} <= ours.keys()
-        assert theirs.keys() - own == ours.keys() - own
-        assert all(ours[name] == pytest.approx(theirs[name], abs=1e-4) for name in theirs.keys() - own)
+        assert theirs.keys() - differing == ours.keys() - differing
+        assert all(ours[name] == pytest.approx(theirs[name], abs=1e-4) for name in theirs.keys() - differing)
     assert all("publish/seconds" in row for row in map(json.loads, (run.out / "timings.jsonl").open()))
 
 
 @pytest.mark.slow
-async def test_ranks_publish_their_weights_to_servers_whole_and_untied(tmp_path: Path) -> None:
-    found: list[dict[str, torch.Tensor]] = []
+async def test_ranks_publish_their_weights_to_servers_complete_and_untied(tmp_path: Path) -> None:
+    loaded: list[dict[str, torch.Tensor]] = []
     opened: list[Any] = []
 
     def load(body: dict[str, Any]) -> bytes:
         weights = Path(body["kwargs"]["weights_path"])
         assert json.loads((weights / "config.json").read_text())["tie_word_embeddings"] is False
-        found.append({name: value for file in weights.glob("*.safetensors") for name, value in load_file(file).items()})
+        loaded.append(
+            {name: value for file in weights.glob("*.safetensors") for name, value in load_file(file).items()}
+        )
         opened.append(AutoModelForCausalLM.from_pretrained(weights))
         return reply(200, {})
 
@@ -84,24 +85,10 @@ async def test_ranks_publish_their_weights_to_servers_whole_and_untied(tmp_path:
             assert await engine.learner.publish() == 0
         finally:
             await engine.close()
-    whole = load_file(Path(model_path(config.model)) / "model.safetensors")
-    assert found[0].keys() == whole.keys() | {"lm_head.weight"}
-    assert all(torch.equal(found[0][name], value) for name, value in whole.items())
-    assert torch.equal(found[0]["lm_head.weight"], whole["model.embed_tokens.weight"])
-
-
-def test_what_bears_the_mark_is_ended_and_the_folders_go_when_the_guard_s_input_ends(tmp_path: Path) -> None:
-    (tmp_path / "left").mkdir()
-    (tmp_path / "left" / "file").touch()
-    watching = process_guard.start("test-mark", [tmp_path / "left"])
-    sleeping = psutil.Popen(["sleep", "600"], env={process_guard.MARK: "test-mark", "PATH": "/usr/bin:/bin"})
-    other = psutil.Popen(["sleep", "600"], env={"PATH": "/usr/bin:/bin"})
-    watching.finish()
-    assert sleeping.wait(10) == -signal.SIGKILL
-    assert other.is_running()
-    other.kill()
-    other.wait()
-    assert not (tmp_path / "left").exists()
+    weights = load_file(Path(model_path(config.model)) / "model.safetensors")
+    assert loaded[0].keys() == weights.keys() | {"lm_head.weight"}
+    assert all(torch.equal(loaded[0][name], value) for name, value in weights.items())
+    assert torch.equal(loaded[0]["lm_head.weight"], weights["model.embed_tokens.weight"])
 
 
 @pytest.mark.slow
@@ -140,7 +127,7 @@ def test_nothing_is_left_of_a_run_that_a_signal_ends(run: ClusterRun, end: signa
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_a_killed_run_whose_guard_was_killed_before(run: ClusterRun) -> None:
+def test_nothing_is_left_of_a_killed_run_whose_guard_was_killed_first(run: ClusterRun) -> None:
     run.steps = 200
     process = run.start()
     run.wait_for_step(1)
@@ -158,7 +145,7 @@ def guards(run: ClusterRun) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_no_other_user_reaches_the_folder_of_ray(run: ClusterRun) -> None:
+def test_other_users_have_no_access_to_the_folder_of_ray(run: ClusterRun) -> None:
     run.steps = 200
     run.start()
     run.wait_for_step(1)
@@ -180,14 +167,16 @@ def strangers(run: ClusterRun) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("ray::Rank", "lost a process (ActorDiedError"),
         ("gcs_server", "lost a process (Ray's gcs_server ended)"),
         ("raylet", "lost a process (Ray's raylet ended)"),
     ],
 )
-def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(run: ClusterRun, name: str, told: str) -> None:
+def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(
+    run: ClusterRun, name: str, message: str
+) -> None:
     run.steps, run.apart = 6, True
     process = run.start()
     run.wait_for_step(2)
@@ -197,7 +186,7 @@ def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(run: Clus
     assert not output  # Ray prints there what it finds
     last = errors.splitlines()[-1]
     assert last.startswith("error: ")
-    assert told in last
+    assert message in last
     assert last.endswith("; resume the run from its newest checkpoint")
     assert name == "gcs_server" or "warning: Ray: " in (run.out / "events.jsonl").read_text() + errors
     assert run.gone()
@@ -206,7 +195,7 @@ def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(run: Clus
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_calls_that_abort_its_gcs_server_and_no_other_interface_reaches_it(run: ClusterRun) -> None:
+def test_a_run_survives_calls_that_abort_its_gcs_server_and_listens_on_loopback_only(run: ClusterRun) -> None:
     run.steps = 6
     process = run.start("cluster.max_restarts=3")
     run.wait_for_step(1)
@@ -224,14 +213,14 @@ def test_a_run_goes_on_after_calls_that_abort_its_gcs_server_and_no_other_interf
     assert run.gone()
 
 
-def wait_for(found: Callable[[], list[Any]]) -> list[Any]:
-    while not (there := found()):
+def wait_for(look: Callable[[], list[Any]]) -> list[Any]:
+    while not (items := look()):
         time.sleep(0.05)
-    return there
+    return items
 
 
 @pytest.mark.slow
-def test_a_run_whose_gcs_server_dies_goes_on_by_itself(run: ClusterRun) -> None:
+def test_a_run_whose_gcs_server_dies_restarts(run: ClusterRun) -> None:
     run.steps = 6
     process = run.start("cluster.max_restarts=1")
     run.wait_for_step(2)
@@ -249,13 +238,13 @@ WHY = r"\(.*File too large.*\)"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("of", "told"),
+    ("of", "message"),
     [
         ("save", r"step-000001 can't be written {why}: [\d,]+ bytes were, raise .ulimit -f.$"),
         ("publish", r"at: writing the weights failed {why} after [\d,]+ of {size} bytes, with [\d,]+ free"),
     ],
 )
-async def test_a_disk_without_room_is_told_with_what_is_needed_and_there(tmp_path: Path, of: str, told: str) -> None:
+async def test_a_full_disk_is_an_error_with_the_needed_and_free_bytes(tmp_path: Path, of: str, message: str) -> None:
     config = load_recipe("memagent-quickstart", [*settings(2), *ON_RAY])
     engine = open_engine(config, objective="policy")
     learner: Any = engine.learner
@@ -270,7 +259,7 @@ async def test_a_disk_without_room_is_told_with_what_is_needed_and_there(tmp_pat
         publishes = learner.write_weights(group.folder / "at")  # which goes with the ranks
         wanted, other = (saves, publishes) if of == "save" else (publishes, saves)
         other.close()
-        with pytest.raises((CheckpointError, EngineError), match=told.format(why=WHY, size=f"{size:,}")):
+        with pytest.raises((CheckpointError, EngineError), match=message.format(why=WHY, size=f"{size:,}")):
             await wanted
     finally:
         await engine.close()

@@ -1,4 +1,4 @@
-"""How an update is dealt out to ranks, without a rank."""
+"""How an update is divided among ranks, without a rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.engines.embedded.forest.layout import build_forests, pack, row_of
@@ -27,12 +27,13 @@ def trees(seed: int, count: int = 2) -> list[StepBatch]:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5))
-def test_every_trained_token_is_one_rank_s_with_its_credit(seed: int, ranks: int) -> None:
+@settings(max_examples=30)
+def test_every_trained_token_is_on_one_rank_with_its_credit(seed: int, ranks: int) -> None:
     steps = trees(seed)
     parts = dealt(steps, ranks).parts
     forests = [part.forests("cpu", torch.float32) for part in parts]
     for number, batch in enumerate(steps):
-        found = Counter(
+        trained = Counter(
             (index, token, round(weight, 6))
             for rank in forests
             for forest in rank[number]
@@ -48,10 +49,11 @@ def test_every_trained_token_is_one_rank_s_with_its_credit(seed: int, ranks: int
             for index, item in enumerate(batch.segments)
             for t, weight in zip(item.segment.positions, item.weights, strict=True)
         )
-        assert found == wanted
+        assert trained == wanted
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5))
+@settings(max_examples=30)
 def test_every_rank_takes_the_same_number_of_passes(seed: int, ranks: int) -> None:
     parts = dealt(trees(seed), ranks).parts
     assert len({(part.number, tuple(part.passes)) for part in parts}) == 1
@@ -76,7 +78,7 @@ def test_forests_are_cut_where_there_would_be_fewer_than_ranks() -> None:
     assert all(part.rows.all() for part in parts)
 
 
-def test_a_rank_without_a_forest_is_given_padding_that_counts_nowhere() -> None:
+def test_a_rank_without_a_forest_gets_padding_without_weight() -> None:
     draw = random.Random(1)
     two = dealt([batch_of_rows([[1, 2, 3, 4]], draw)], 2)
     assert [part.rows.tolist() for part in two.parts] == [[1], [0]]
@@ -86,7 +88,7 @@ def test_a_rank_without_a_forest_is_given_padding_that_counts_nowhere() -> None:
     assert padding("cpu", torch.float32).indices == ()
 
 
-def test_the_dearest_forests_go_first_and_each_to_the_rank_with_least_to_do() -> None:
+def test_the_most_expensive_forests_go_first_each_to_the_least_loaded_rank() -> None:
     draw = random.Random(0)
     sizes = (5, 40, 10, 35, 20)
     segments = [batch_of_rows([[draw.randrange(99) for _ in range(size)]], draw).segments[0] for size in sizes]

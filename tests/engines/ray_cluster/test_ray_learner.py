@@ -1,6 +1,6 @@
-"""Ranks against one process on the same batches: loss, gradients, weights; and what they save. No Ray here.
+"""Ranks compared with one process on the same batches: loss, gradients, weights, checkpoints. No Ray.
 
-Two ranks are processes of their own, started once for all cases; one rank is this process.
+Two ranks are two processes, started once for all cases; one rank is this process.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +24,12 @@ from palimpsest.config.schema import ModelConfig, OptimConfig, RunConfig
 from palimpsest.engines.embedded.checkpoint_state import CheckpointFacts
 from palimpsest.engines.embedded.forest import forest_model
 from palimpsest.engines.embedded.learner import ForestLearner
-from palimpsest.engines.embedded.model_loading import load_model, plain_name, trainable
+from palimpsest.engines.embedded.model_loading import load_model, trainable
 from palimpsest.engines.protocol import StepBatch
-from palimpsest.engines.ray import sharding
 from palimpsest.engines.ray.learner import RankLearner
-from palimpsest.errors import CheckpointError, ModelError
+from palimpsest.errors import CheckpointError
 from palimpsest.types import Completion, StopReason
+from support.clipped import clip_copies_that_differ, clip_divided
 from support.exact_ranks import compute_exactly, rounded
 from support.forests import batch_of_rows, completed, exact, gradients, grown, largest_error
 from support.models import build_llama, nats_by
@@ -41,11 +42,12 @@ def batches(count: int, depth: int = 3) -> tuple[StepBatch, ...]:
     return tuple(batch_of_rows(grown(draw, depth=depth, length=12), draw) for _ in range(count))
 
 
-STEPS = batches(5)
+STEPS = batches(3)
+
 
 OPTIM = {"learning_rate": 1e-4, "eps": 1e-6}
-"""At the default eps, 1e-8, AdamW makes of a gradient that rounding alone leaves at 1e-8 a step of the whole rate: in
-float32 a weight of one process itself comes out 2.9e-5 off what float64 gives. There ranks are compared at the default.
+"""At the default eps, 1e-8, a rounding error of 1e-8 in a gradient moves a weight by the full rate: in float32 one
+process itself is 2.9e-5 off float64. The float64 test uses the default.
 """
 
 
@@ -72,7 +74,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Pat
 
 def common(tied: Path, untied: Path) -> dict[str, Case]:
     adapters = {"lora": {"rank": 4}}
-    one = Case(case(tied, micro=400).config, tuple((step,) for step in batches(5, depth=0)))
+    one = Case(case(tied, micro=400).config, tuple((step,) for step in batches(3, depth=0)))
     return {
         "plain": case(tied),
         "fewer-forests-than-ranks": one,
@@ -106,7 +108,7 @@ def divided(tied: Path, untied: Path) -> dict[str, Case]:
 
 
 class Alone(NamedTuple):
-    """What one process makes of a case."""
+    """The result of one process."""
 
     losses: list[float]
     norms: list[float | None]
@@ -137,76 +139,71 @@ def alone(each: Case, model: Any = None) -> Alone:
     )
 
 
-def assert_equal(found: dict[str, Any], wanted: Alone, floor: float = 1e-5) -> None:
-    assert found["losses"].tolist() == pytest.approx(wanted.losses, abs=floor)
-    for norms in found["norms"].tolist():  # of every rank
+def assert_equal(result: dict[str, Any], wanted: Alone, floor: float = 1e-5) -> None:
+    assert result["losses"].tolist() == pytest.approx(wanted.losses, abs=floor)
+    for norms in result["norms"].tolist():  # of every rank
         assert norms == pytest.approx(wanted.norms, rel=floor)
-    grads = {name.removeprefix("grad/"): g for name, g in found.items() if name.startswith("grad/")}
+    grads = {name.removeprefix("grad/"): g for name, g in result.items() if name.startswith("grad/")}
     assert largest_error(grads, wanted.gradients) < floor
     for name, weight in wanted.weights.items():
-        assert float((found[f"master/{name}"] - weight).abs().max()) < floor, name
+        assert float((result[f"master/{name}"] - weight).abs().max()) < floor, name
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, untied: Path) -> Path:
-    """What two ranks made of the common cases."""
+    """The results of two ranks in the common cases."""
     out = tmp_path_factory.mktemp("two")
     run_ranks(2, out, compute, {name: each.on(2) for name, each in common(tiny_model_folder, untied).items()}, out)
     return out
 
 
 @pytest.mark.parametrize("name", ["plain", "fewer-forests-than-ranks", "lora-kl", "tensor-parallel"])
-def test_two_ranks_learn_what_one_process_learns(name: str, two: Path, tiny_model_folder: Path, untied: Path) -> None:
-    assert_equal(load_file(two / f"{name}.safetensors"), alone(common(tiny_model_folder, untied)[name]))
+def test_two_ranks_learn_and_score_as_one_process(name: str, two: Path, tiny_model_folder: Path, untied: Path) -> None:
+    result, each = load_file(two / f"{name}.safetensors"), common(tiny_model_folder, untied)[name]
+    assert_equal(result, alone(each))
+    wanted = nats_by(load_model(ModelConfig(path=str(two / name))), SCORED)
+    assert result["scores"].tolist() == pytest.approx(wanted, abs=1e-4)
+    assert_resumes(two, name, each.config)
 
 
-def test_one_rank_learns_the_same(tmp_path: Path, tiny_model_folder: Path) -> None:
-    each = case(tiny_model_folder).on(1)
-    with one_rank(tmp_path):
-        compute(0, {"plain": each}, tmp_path)
-    assert_equal(load_file(tmp_path / "plain.safetensors"), alone(each))
-
-
-@pytest.mark.parametrize("name", ["plain", "lora-kl"])
-def test_a_rank_that_keeps_no_logits_learns_the_same(
-    name: str, tmp_path: Path, tiny_model_folder: Path, untied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "keeps_logits"), [("plain", True), ("lora-kl", False)])
+def test_one_rank_learns_as_one_process(
+    name: str, keeps_logits: bool, tmp_path: Path, tiny_model_folder: Path, untied: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     each = common(tiny_model_folder, untied)[name].on(1)
     wanted = alone(each)
-    for constant, value in {"KEPT_ELEMENTS": 0, "CACHED_ELEMENTS": 1, "CPU_ROWS": 2}.items():
+    for constant, value in (
+        {"KEPT_ELEMENTS": 0, "CACHED_ELEMENTS": 1, "CPU_ROWS": 2}.items() if not keeps_logits else ()
+    ):
         monkeypatch.setattr(forest_model, constant, value)
     with one_rank(tmp_path):
         compute(0, {name: each}, tmp_path)
     assert_equal(load_file(tmp_path / f"{name}.safetensors"), wanted)
 
 
-def test_another_number_of_ranks_takes_up_the_same_bits(two: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_one_rank_resumes_from_the_bits_of_two(two: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
     saved = load_file(two / "plain.safetensors")
     with one_rank(tmp_path):
         learner = RankLearner(case(tiny_model_folder).on(1).config, "policy")
         learner.load(two / "plain")
     state = held(learner)
-    assert learner.version == 5
+    assert learner.version == len(STEPS)
     assert len(state) == 3 * 20
     assert all(torch.equal(tensor, saved[name]) for name, tensor in state.items() if not name.startswith("grad/"))
 
 
-def assert_taken_up(folder: Path, name: str, each: RunConfig) -> None:
+def assert_resumes(folder: Path, name: str, each: RunConfig) -> None:
     saved = load_file(folder / f"{name}.safetensors")
     learner = ForestLearner(trainable(each.model), optim=each.optim, loss=each.loss)
     learner.load(folder / name)
-    assert learner.version == 5
+    assert learner.version == len(STEPS)
     state = learner._optimizer.live()
     assert state.keys() == {key for key in saved if key.startswith(("master/", "exp_avg"))}
     assert all(torch.equal(tensor, saved[key]) for key, tensor in state.items())
 
 
-@pytest.mark.parametrize("name", ["plain", "lora-kl", "tensor-parallel"])
-def test_one_process_takes_up_the_same_bits(name: str, two: Path, tiny_model_folder: Path, untied: Path) -> None:
-    assert_taken_up(two, name, common(tiny_model_folder, untied)[name].config)
-
-
-def test_one_process_refuses_shares_of_another_beginning_or_with_one_missing(
+def test_one_process_rejects_shards_of_another_start_or_with_one_missing(
     two: Path, tmp_path: Path, tiny_model_folder: Path, untied: Path
 ) -> None:
     config = common(tiny_model_folder, untied)["lora-kl"].config
@@ -220,27 +217,21 @@ def test_one_process_refuses_shares_of_another_beginning_or_with_one_missing(
         learner.load(tmp_path / "torn")
 
 
-@pytest.mark.parametrize("name", ["plain", "lora-kl", "tensor-parallel"])
-def test_what_ranks_score_is_what_their_checkpoint_scores(name: str, two: Path) -> None:
-    model = load_model(ModelConfig(path=str(two / name)))
-    wanted = nats_by(model, SCORED)
-    assert load_file(two / f"{name}.safetensors")["scores"].tolist() == pytest.approx(wanted, abs=1e-4)
-
-
-def test_each_rank_tells_the_hashes_of_what_it_wrote_and_the_model_opens(two: Path) -> None:
-    told = [json.loads((two / f"plain-{rank}.json").read_text()) for rank in (0, 1)]
-    assert not told[0].keys() & told[1].keys()
-    assert told[0] | told[1] == files.hashes(two / "plain")
+def test_each_rank_returns_the_hashes_of_its_files_and_the_model_opens(two: Path) -> None:
+    hashes = [json.loads((two / f"plain-{rank}.json").read_text()) for rank in (0, 1)]
+    assert not hashes[0].keys() & hashes[1].keys()
+    assert hashes[0] | hashes[1] == files.hashes(two / "plain")
+    assert {Path(name).suffix for name in files.hashes(two / "plain")} <= {
+        ".safetensors",
+        ".json",
+        ".jinja",
+    }  # no pickle
     model = AutoModelForCausalLM.from_pretrained(two / "plain")
     saved = load_file(two / "plain.safetensors")
     assert all(torch.equal(p, saved[f"master/{name}"]) for name, p in model.named_parameters())
 
 
-def test_a_checkpoint_holds_no_pickle(two: Path) -> None:
-    assert {path.suffix for path in (two / "plain").rglob("*") if path.is_file()} <= {".safetensors", ".json", ".jinja"}
-
-
-def test_a_checkpoint_of_another_kind_or_cut_short_is_refused(
+def test_a_checkpoint_of_another_kind_or_cut_short_is_rejected(
     two: Path, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     with one_rank(tmp_path):
@@ -258,7 +249,7 @@ def test_a_checkpoint_of_another_kind_or_cut_short_is_refused(
             learner.load(tmp_path)
 
 
-def test_what_is_published_is_whole_merged_and_untied(
+def test_published_weights_are_complete_merged_and_untied(
     tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "sha256", None)  # which nobody would read
@@ -278,27 +269,6 @@ def test_what_is_published_is_whole_merged_and_untied(
     assert bool(b.any())
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "supported: Llama"),
-        ({"num_key_value_heads": 1}, "does not divide the model's num_key_value_heads=1"),
-    ],
-)
-def test_models_that_cannot_be_divided_are_refused(changes: dict[str, Any], reason: str) -> None:
-    from palimpsest.engines.ray.sharding import divide
-
-    class Mesh:
-        def size(self) -> int:
-            return 2
-
-    model = build_llama(40, **{k: v for k, v in changes.items() if k.startswith("num_")})
-    if "model_type" in changes:
-        model.__class__ = type("GPT2LMHeadModel", (type(model),), {})
-    with pytest.raises(ModelError, match=reason):
-        divide(model, Mesh())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_learn_what_one_process_learns_in_rarer_cases(
@@ -309,7 +279,7 @@ def test_ranks_learn_what_one_process_learns_in_rarer_cases(
     for name, each in cases.items():
         assert_equal(load_file(tmp_path / f"{name}.safetensors"), alone(each))
         if name in ("lora-kl", "tensor-parallel"):
-            assert_taken_up(tmp_path, name, each.config)
+            assert_resumes(tmp_path, name, each.config)
 
 
 @pytest.mark.slow
@@ -323,13 +293,13 @@ def test_four_ranks_learn_in_float64_what_one_process_learns_to_the_ninth_digit(
         cases[name] = replace(each, config=each.config.model_copy(update={"optim": optim}))
     run_ranks(4, tmp_path, compute_exactly, {name: each.on(4) for name, each in cases.items()}, tmp_path)
     for name, each in cases.items():
-        found, wanted = load_file(tmp_path / f"{name}.safetensors"), alone(each, exact(trainable(each.config.model)))
-        assert_equal(found, wanted, floor=1e-9)
-        assert {tensor.dtype for tensor in found.values()} == {torch.float64}
+        result, wanted = load_file(tmp_path / f"{name}.safetensors"), alone(each, exact(trainable(each.config.model)))
+        assert_equal(result, wanted, floor=1e-9)
+        assert {tensor.dtype for tensor in result.values()} == {torch.float64}
 
 
 @pytest.mark.slow
-def test_four_ranks_go_on_from_what_two_saved(two: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_four_ranks_resume_from_what_two_saved(two: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
     saved = load_file(two / "plain.safetensors")
     each = case(tiny_model_folder)
     with one_rank(tmp_path):
@@ -343,8 +313,15 @@ def test_four_ranks_go_on_from_what_two_saved(two: Path, tmp_path: Path, tiny_mo
 
 
 @pytest.mark.slow
-def test_ranks_with_different_plans_refuse_together(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_ranks_with_different_plans_all_raise(tmp_path: Path, tiny_model_folder: Path) -> None:
     run_ranks(2, tmp_path, disagree, case(tiny_model_folder).on(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [clip_divided, clip_copies_that_differ])
+def test_ranks_clip_by_one_norm_or_skip_together(work: Callable[[int], None], tmp_path: Path) -> None:
+    """Gradients of layers that ranks divide, and copies of a gradient that differ."""
+    run_ranks(4, tmp_path, work)
 
 
 def test_ranks_compute_the_last_layer_only_where_tokens_are_predicted(tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -358,7 +335,7 @@ def test_ranks_compute_the_last_layer_only_where_tokens_are_predicted(tmp_path: 
         learner = RankLearner(Case(one.config, ()).on(1).config, "policy")
         for number, layer in enumerate(learner._model.get_decoder().layers):
             layer.mlp.register_forward_hook(
-                lambda _module, given, _out, n=number: rows.__setitem__(n, given[0].shape[-2])
+                lambda _module, inputs, _out, n=number: rows.__setitem__(n, inputs[0].shape[-2])
             )
         learner.update(part)
     *before, last = (rows[number] for number in sorted(rows))
@@ -366,34 +343,10 @@ def test_ranks_compute_the_last_layer_only_where_tokens_are_predicted(tmp_path: 
     assert last == counted
 
 
-@pytest.mark.parametrize(("lora", "gathered"), [(None, torch.bfloat16), ({"rank": 4}, torch.float32)])
-def test_weights_are_rounded_before_they_are_gathered_unless_adapters_are_merged(
-    lora: Any, gathered: torch.dtype, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    types: list[torch.dtype] = []
-    gather = sharding.full
-
-    def full(weight: torch.Tensor) -> torch.Tensor:
-        types.append(weight.dtype)
-        return gather(weight)
-
-    monkeypatch.setattr(sharding, "full", full)
-    given = case(tiny_model_folder, model={"dtype": "bfloat16", "lora": lora}, cluster={"learners": 1})
-    (out := tmp_path / "weights").mkdir()
+def test_a_resting_rank_has_freed_gathered_weights(tmp_path: Path, tiny_model_folder: Path) -> None:
+    config = case(tiny_model_folder, cluster={"learners": 1}, loss={"kl_loss_coef": 0.1})
     with one_rank(tmp_path):
-        learner = RankLearner(given.config, "policy")
-        learner.publish(out)
-        exact_ = {name: gather(weight) for name, weight in learner._model.named_parameters()}
-    assert set(types) == {torch.bfloat16, gathered}
-    written = load_file(out / "model.safetensors")
-    plain = {plain_name(name): weight for name, weight in exact_.items() if ".lora_" not in name}
-    assert all(torch.equal(written[name], weight.bfloat16()) for name, weight in plain.items())  # new adapters add 0
-
-
-def test_a_resting_rank_has_given_back_what_it_gathered(tmp_path: Path, tiny_model_folder: Path) -> None:
-    given = case(tiny_model_folder, cluster={"learners": 1}, loss={"kl_loss_coef": 0.1})
-    with one_rank(tmp_path):
-        learner = RankLearner(given.config, "policy")
+        learner = RankLearner(config.config, "policy")
         before = learner.score(SCORED)
         learner.rest()
         assert all(isinstance(weight, DTensor) for weight in learner._model.parameters())
