@@ -152,7 +152,7 @@ def test_a_late_real_ray_is_started_again_and_nothing_is_left(monkeypatch: pytes
     assert not ray.is_initialized()
     assert not group.folder.exists()
     left = set(psutil.Process().children()) - before
-    assert not [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
+    assert not [item for item in left if item.status() != psutil.STATUS_ZOMBIE]
 
 
 JOIN = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False); print(ray.get(ray.remote(lambda: 42).remote()))"
@@ -169,9 +169,9 @@ def test_a_started_cluster_rejects_clients_without_its_token(tmp_path: Path, mon
         group.start()
         command = [sys.executable, "-c", JOIN, ray.get_runtime_context().gcs_address]
         for token in (None, "0" * 64, os.environ["RAY_AUTH_TOKEN"]):
-            own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
-            own["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # it comes by loopback, where the cluster is
-            joined = subprocess.run(command, env=plain | own, capture_output=True, text=True, timeout=300, check=False)
+            auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {"RAY_AUTH_MODE": "disabled"}
+            auth["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # it comes by loopback, where the cluster is
+            joined = subprocess.run(command, env=plain | auth, capture_output=True, text=True, timeout=300, check=False)
             assert (joined.stdout.strip() == "42") is (token == os.environ["RAY_AUTH_TOKEN"]), joined.stderr
     finally:
         group.close()
@@ -296,7 +296,7 @@ def test_a_server_that_takes_turns_shares_the_bundles_of_its_ranks(
 
 def test_servers_on_cpus_are_spread_over_the_machines() -> None:
     options = group_of(*VLLM)._reserve([0.0], [], [0.0, 0.0])
-    assert [each.get("scheduling_strategy") for each in options] == [None, "SPREAD", "SPREAD"]
+    assert [item.get("scheduling_strategy") for item in options] == [None, "SPREAD", "SPREAD"]
 
 
 @pytest.mark.parametrize(
@@ -381,13 +381,13 @@ async def test_ray_does_not_see_the_gpus_of_servers(
         environment.delenv("CUDA_VISIBLE_DEVICES")
     else:
         environment.setenv("CUDA_VISIBLE_DEVICES", visible)
-    seen: list[str | None] = []
-    environment.setattr(ray, "init", lambda **_: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    visible_to_ray: list[str | None] = []
+    environment.setattr(ray, "init", lambda **_: visible_to_ray.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     environment.setattr(torch.cuda, "device_count", lambda: 4)
     environment.setattr("palimpsest.engines.vllm.server_process.check_python", lambda _: None)
     served = ("sampler.name=vllm", f"sampler.devices=[{device}]")
     group_of(*served)._connect(tmp_path, "mark")
-    assert seen == [left]
+    assert visible_to_ray == [left]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
     ranks = ("cluster.gpus_per_learner=1", f"cluster.learners={len(left.split(',')) + 1}")
     config = load_recipe("memagent-quickstart", ["engine.name=ray", *served, *ranks])

@@ -30,8 +30,8 @@ def trees(seed: int, count: int = 2) -> list[StepBatch]:
 @settings(max_examples=30)
 def test_every_trained_token_is_on_one_rank_with_its_credit(seed: int, ranks: int) -> None:
     steps = trees(seed)
-    parts = dealt(steps, ranks).parts
-    forests = [part.forests("cpu", torch.float32) for part in parts]
+    rank_parts = dealt(steps, ranks).parts
+    forests = [part.forests("cpu", torch.float32) for part in rank_parts]
     for number, batch in enumerate(steps):
         trained = Counter(
             (index, token, round(weight, 6))
@@ -55,9 +55,9 @@ def test_every_trained_token_is_on_one_rank_with_its_credit(seed: int, ranks: in
 @given(st.integers(0, 10_000), st.integers(1, 5))
 @settings(max_examples=30)
 def test_every_rank_takes_the_same_number_of_passes(seed: int, ranks: int) -> None:
-    parts = dealt(trees(seed), ranks).parts
-    assert len({(part.number, tuple(part.passes)) for part in parts}) == 1
-    assert {len(part.rows) for part in parts} == {int(parts[0].passes.sum())}
+    rank_parts = dealt(trees(seed), ranks).parts
+    assert len({(part.number, tuple(part.passes)) for part in rank_parts}) == 1
+    assert {len(part.rows) for part in rank_parts} == {int(rank_parts[0].passes.sum())}
 
 
 def test_one_rank_s_forests_are_those_of_one_process() -> None:
@@ -74,8 +74,8 @@ def test_one_rank_s_forests_are_those_of_one_process() -> None:
 def test_forests_are_cut_where_there_would_be_fewer_than_ranks() -> None:
     draw = random.Random(1)
     batch = batch_of_rows([[draw.randrange(99) for _ in range(20)] for _ in range(8)], draw)
-    parts = dealt([batch], 4, tokens=10_000).parts
-    assert all(part.rows.all() for part in parts)
+    rank_parts = dealt([batch], 4, tokens=10_000).parts
+    assert all(part.rows.all() for part in rank_parts)
 
 
 def test_a_rank_without_a_forest_gets_padding_without_weight() -> None:
@@ -88,7 +88,7 @@ def test_a_rank_without_a_forest_gets_padding_without_weight() -> None:
     assert padding("cpu", torch.float32).indices == ()
 
 
-def test_the_most_expensive_forests_go_first_each_to_the_least_loaded_rank() -> None:
+def test_the_most_expensive_forests_go_first_to_the_least_loaded_rank() -> None:
     draw = random.Random(0)
     sizes = (5, 40, 10, 35, 20)
     segments = [batch_of_rows([[draw.randrange(99) for _ in range(size)]], draw).segments[0] for size in sizes]

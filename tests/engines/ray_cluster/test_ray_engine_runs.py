@@ -133,7 +133,7 @@ def test_nothing_is_left_of_a_killed_run_whose_guard_was_killed_first(run: Clust
     run.wait_for_step(1)
     (watching,) = guards(run)
     watching.kill()
-    wait_for(lambda: [each for each in guards(run) if each.pid != watching.pid])
+    wait_for(lambda: [item for item in guards(run) if item.pid != watching.pid])
     process.kill()
     process.communicate(timeout=300)
     assert run.gone()
@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_killed_run_whose_guard_was_killed_first(run: Clust
 
 
 def guards(run: ClusterRun) -> list[psutil.Process]:
-    return [each for each in run.processes() if "palimpsest.engines.process_guard" in each.cmdline()]
+    return [item for item in run.processes() if "palimpsest.engines.process_guard" in item.cmdline()]
 
 
 @pytest.mark.slow
@@ -157,12 +157,14 @@ def test_other_users_have_no_access_to_the_folder_of_ray(run: ClusterRun) -> Non
 
 def strangers(run: ClusterRun) -> list[tuple[str, str]]:
     """Sockets that listen on other interfaces than loopback, Ray's own included."""
-    found = []
+    listening_elsewhere = []
     for process in run.processes():
         listening = [c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
         name = " ".join(process.cmdline())
-        found += [(name, ip) for ip in listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")]
-    return found
+        listening_elsewhere += [
+            (name, ip) for ip in listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")
+        ]
+    return listening_elsewhere
 
 
 @pytest.mark.slow
@@ -180,7 +182,7 @@ def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(
     run.steps, run.apart = 6, True
     process = run.start()
     run.wait_for_step(2)
-    next(each for each in run.processes() if name in Path(each.cmdline()[0]).name).kill()
+    next(item for item in run.processes() if name in Path(item.cmdline()[0]).name).kill()
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 2, errors
     assert not output  # Ray prints there what it finds
@@ -224,7 +226,7 @@ def test_a_run_whose_gcs_server_dies_restarts(run: ClusterRun) -> None:
     run.steps = 6
     process = run.start("cluster.max_restarts=1")
     run.wait_for_step(2)
-    next(each for each in run.processes() if each.name() == "gcs_server").kill()
+    next(item for item in run.processes() if item.name() == "gcs_server").kill()
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert output.count("Ray's gcs_server ended") == 1

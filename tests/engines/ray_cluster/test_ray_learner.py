@@ -118,19 +118,19 @@ class Alone(NamedTuple):
     """After all updates."""
 
 
-def alone(each: Case, model: Any = None) -> Alone:
-    model = model or trainable(each.config.model)
+def alone(job: Case, model: Any = None) -> Alone:
+    model = model or trainable(job.config.model)
     learner = ForestLearner(
         model,
-        optim=each.config.optim,
-        loss=each.config.loss,
-        objective=each.objective,
-        micro_batch_tokens=micro_batch(each.config),
+        optim=job.config.optim,
+        loss=job.config.loss,
+        objective=job.objective,
+        micro_batch_tokens=micro_batch(job.config),
     )
-    losses = [learner.accumulate(each.updates[0][0]).loss]
+    losses = [learner.accumulate(job.updates[0][0]).loss]
     wanted = gradients(model)
     model.zero_grad(set_to_none=True)
-    steps = [stats for steps in each.updates for stats in learner.update(steps)]
+    steps = [stats for steps in job.updates for stats in learner.update(steps)]
     return Alone(
         losses + [stats.loss for stats in steps],
         [stats.grad_norm for stats in steps],
@@ -153,17 +153,17 @@ def assert_equal(result: dict[str, Any], wanted: Alone, floor: float = 1e-5) -> 
 def two(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, untied: Path) -> Path:
     """The results of two ranks in the common cases."""
     out = tmp_path_factory.mktemp("two")
-    run_ranks(2, out, compute, {name: each.on(2) for name, each in common(tiny_model_folder, untied).items()}, out)
+    run_ranks(2, out, compute, {name: job.on(2) for name, job in common(tiny_model_folder, untied).items()}, out)
     return out
 
 
 @pytest.mark.parametrize("name", ["plain", "fewer-forests-than-ranks", "lora-kl", "tensor-parallel"])
 def test_two_ranks_learn_and_score_as_one_process(name: str, two: Path, tiny_model_folder: Path, untied: Path) -> None:
-    result, each = load_file(two / f"{name}.safetensors"), common(tiny_model_folder, untied)[name]
-    assert_equal(result, alone(each))
+    result, job = load_file(two / f"{name}.safetensors"), common(tiny_model_folder, untied)[name]
+    assert_equal(result, alone(job))
     wanted = nats_by(load_model(ModelConfig(path=str(two / name))), SCORED)
     assert result["scores"].tolist() == pytest.approx(wanted, abs=1e-4)
-    assert_resumes(two, name, each.config)
+    assert_resumes(two, name, job.config)
 
 
 @pytest.mark.parametrize(("name", "keeps_logits"), [("plain", True), ("lora-kl", False)])
@@ -171,14 +171,14 @@ def test_one_rank_learns_as_one_process(
     name: str, keeps_logits: bool, tmp_path: Path, tiny_model_folder: Path, untied: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    each = common(tiny_model_folder, untied)[name].on(1)
-    wanted = alone(each)
+    job = common(tiny_model_folder, untied)[name].on(1)
+    wanted = alone(job)
     for constant, value in (
         {"KEPT_ELEMENTS": 0, "CACHED_ELEMENTS": 1, "CPU_ROWS": 2}.items() if not keeps_logits else ()
     ):
         monkeypatch.setattr(forest_model, constant, value)
     with one_rank(tmp_path):
-        compute(0, {name: each}, tmp_path)
+        compute(0, {name: job}, tmp_path)
     assert_equal(load_file(tmp_path / f"{name}.safetensors"), wanted)
 
 
@@ -193,9 +193,9 @@ def test_one_rank_resumes_from_the_bits_of_two(two: Path, tmp_path: Path, tiny_m
     assert all(torch.equal(tensor, saved[name]) for name, tensor in state.items() if not name.startswith("grad/"))
 
 
-def assert_resumes(folder: Path, name: str, each: RunConfig) -> None:
+def assert_resumes(folder: Path, name: str, job: RunConfig) -> None:
     saved = load_file(folder / f"{name}.safetensors")
-    learner = ForestLearner(trainable(each.model), optim=each.optim, loss=each.loss)
+    learner = ForestLearner(trainable(job.model), optim=job.optim, loss=job.loss)
     learner.load(folder / name)
     assert learner.version == len(STEPS)
     state = learner._optimizer.live()
@@ -217,7 +217,7 @@ def test_one_process_rejects_shards_of_another_start_or_with_one_missing(
         learner.load(tmp_path / "torn")
 
 
-def test_each_rank_returns_the_hashes_of_its_files_and_the_model_opens(two: Path) -> None:
+def test_a_rank_returns_the_hashes_of_its_files_and_the_model_opens(two: Path) -> None:
     hashes = [json.loads((two / f"plain-{rank}.json").read_text()) for rank in (0, 1)]
     assert not hashes[0].keys() & hashes[1].keys()
     assert hashes[0] | hashes[1] == files.hashes(two / "plain")
@@ -253,10 +253,10 @@ def test_published_weights_are_complete_merged_and_untied(
     tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "sha256", None)  # which nobody would read
-    each = case(tiny_model_folder, model={"lora": {"rank": 4}}).on(1)
+    job = case(tiny_model_folder, model={"lora": {"rank": 4}}).on(1)
     with one_rank(tmp_path):
-        learner = RankLearner(each.config, "policy")
-        learner.update(each.parts[0][0])
+        learner = RankLearner(job.config, "policy")
+        learner.update(job.parts[0][0])
         (tmp_path / "published").mkdir()
         learner.publish(tmp_path / "published")
         adapted = {name: p.full_tensor() for name, p in learner._model.named_parameters()}
@@ -275,11 +275,11 @@ def test_ranks_learn_what_one_process_learns_in_rarer_cases(
     ranks: int, tmp_path: Path, tiny_model_folder: Path, untied: Path
 ) -> None:
     cases = rarer(tiny_model_folder, untied) | (common(tiny_model_folder, untied) if ranks == 4 else {})
-    run_ranks(ranks, tmp_path, compute, {name: each.on(ranks) for name, each in cases.items()}, tmp_path)
-    for name, each in cases.items():
-        assert_equal(load_file(tmp_path / f"{name}.safetensors"), alone(each))
+    run_ranks(ranks, tmp_path, compute, {name: job.on(ranks) for name, job in cases.items()}, tmp_path)
+    for name, job in cases.items():
+        assert_equal(load_file(tmp_path / f"{name}.safetensors"), alone(job))
         if name in ("lora-kl", "tensor-parallel"):
-            assert_resumes(tmp_path, name, each.config)
+            assert_resumes(tmp_path, name, job.config)
 
 
 @pytest.mark.slow
@@ -287,13 +287,13 @@ def test_four_ranks_learn_in_float64_what_one_process_learns_to_the_ninth_digit(
     tmp_path: Path, tiny_model_folder: Path, untied: Path
 ) -> None:
     folders = (tiny_model_folder, untied)
-    cases = {name: rounded(each) for name, each in (rarer(*folders) | common(*folders) | divided(*folders)).items()}
-    for name, each in cases.items():
-        optim = each.config.optim.model_copy(update={"eps": OptimConfig().eps})
-        cases[name] = replace(each, config=each.config.model_copy(update={"optim": optim}))
-    run_ranks(4, tmp_path, compute_exactly, {name: each.on(4) for name, each in cases.items()}, tmp_path)
-    for name, each in cases.items():
-        result, wanted = load_file(tmp_path / f"{name}.safetensors"), alone(each, exact(trainable(each.config.model)))
+    cases = {name: rounded(job) for name, job in (rarer(*folders) | common(*folders) | divided(*folders)).items()}
+    for name, job in cases.items():
+        optim = job.config.optim.model_copy(update={"eps": OptimConfig().eps})
+        cases[name] = replace(job, config=job.config.model_copy(update={"optim": optim}))
+    run_ranks(4, tmp_path, compute_exactly, {name: job.on(4) for name, job in cases.items()}, tmp_path)
+    for name, job in cases.items():
+        result, wanted = load_file(tmp_path / f"{name}.safetensors"), alone(job, exact(trainable(job.config.model)))
         assert_equal(result, wanted, floor=1e-9)
         assert {tensor.dtype for tensor in result.values()} == {torch.float64}
 
@@ -301,10 +301,10 @@ def test_four_ranks_learn_in_float64_what_one_process_learns_to_the_ninth_digit(
 @pytest.mark.slow
 def test_four_ranks_resume_from_what_two_saved(two: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
     saved = load_file(two / "plain.safetensors")
-    each = case(tiny_model_folder)
+    job = case(tiny_model_folder)
     with one_rank(tmp_path):
-        reload(0, each.on(1), two / "plain", tmp_path / "one.safetensors")
-    run_ranks(4, tmp_path, reload, each.on(4), two / "plain", tmp_path / "four.safetensors")
+        reload(0, job.on(1), two / "plain", tmp_path / "one.safetensors")
+    run_ranks(4, tmp_path, reload, job.on(4), two / "plain", tmp_path / "four.safetensors")
     one, four = load_file(tmp_path / "one.safetensors"), load_file(tmp_path / "four.safetensors")
     for name, tensor in four.items():
         if name.startswith(("master/", "exp_avg")):

@@ -218,8 +218,8 @@ async def test_weights_of_a_server_stay_when_the_one_that_received_them_ends(tmp
     linked = await other.link(received)
     assert (linked / "weights").samefile(received / "weights")  # no second copy
     await again.link(received)
-    own = await again.create("1-version-0", ["weights"])  # must not write into the file of the others
-    await again.receive(own / "weights", 0, np.frombuffer(b"another", np.uint8))
+    copied = await again.create("1-version-0", ["weights"])  # must not write into the file of the others
+    await again.receive(copied / "weights", 0, np.frombuffer(b"another", np.uint8))
     for host in (again, receiver, other):
         assert (linked / "weights").read_bytes() == b"abcdef"
         assert host._weights is not None

@@ -145,7 +145,7 @@ async def outlived(tmp_path: Path) -> None:
             away: list[Any] = [server for server in served._servers if server.weights != first]
             other, receiver = away[0], away[-1]
             assert other is not receiver
-            place, received = other.weights, receiver.weights
+            weights, received = other.weights, receiver.weights
             os.kill(of_ray(receiver.actor)["Pid"], signal.SIGKILL)
             await until(lambda: not received.exists())
             assert other.running
@@ -153,7 +153,7 @@ async def outlived(tmp_path: Path) -> None:
             client = await asyncio.to_thread(other.start, first)
             await answered(client)
             fact = await facts_of(client)
-            assert (fact["folder"], fact["files"]) == (str(place), digests(first))
+            assert (fact["folder"], fact["files"]) == (str(weights), digests(first))
 
 
 async def test_frozen_actors_end_and_their_servers_start_again(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_frozen_actors_end_and_their_servers_start_again(tmp_path: Path) -
             process.suspend()
         with pytest.warns(UserWarning, match=r"a server failed: vLLM server .*raise sampler\.timeout_s=5") as warned:
             second = await served.write("2-version-1")
-        assert len([each for each in warned if "a server failed" in str(each.message)]) == 2
+        assert len([warning for warning in warned if "a server failed" in str(warning.message)]) == 2
         await until(lambda: not any(process.is_running() for process in frozen))
         assert {(await facts_of(client))["folder"] for client in await started(served, second)} == {str(second)}
 

@@ -29,16 +29,16 @@ TENSORS = {"master/a": torch.arange(8.0), "exp_avg/a": torch.ones(8)}
 
 
 @pytest.mark.parametrize(
-    ("place", "message"), [(-1, r"differs from the written data \(\w+/a\)"), (12, "can't be read back")]
+    ("offset", "message"), [(-1, r"differs from the written data \(\w+/a\)"), (12, "can't be read back")]
 )
 def test_a_shard_that_a_disk_changed_is_an_error(
-    place: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    offset: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`place`: of the byte that changes between writing and reading back, in the numbers or in the header."""
+    """`offset`: of the byte that changes between writing and reading back, in the numbers or in the header."""
 
     def failing(path: Path) -> None:
         content = bytearray(path.read_bytes())
-        content[place] ^= 0xFF
+        content[offset] ^= 0xFF
         path.write_bytes(content)
 
     with one_rank(tmp_path):
@@ -57,7 +57,7 @@ def test_the_same_state_is_the_same_bytes(tmp_path: Path) -> None:
         for number in range(8):  # safetensors has six orders for the texts of a header
             (tmp_path / str(number)).mkdir()
             hashes.append(sharding.save_state(tmp_path / str(number), TENSORS, FACTS))
-    assert all(each == hashes[0] for each in hashes)
+    assert all(digest == hashes[0] for digest in hashes)
 
 
 def learner_of(folder: Path, **model: Any) -> RankLearner:
@@ -78,9 +78,9 @@ def test_a_model_too_large_for_one_file_is_written_into_several_and_opens(
         else:
             written = learner.save(tmp_path / "out")
             assert written == files.hashes(tmp_path / "out")
-    parts = sorted((tmp_path / "out").glob("model*.safetensors"))
-    assert len(parts) > 2
-    assert all(part.stat().st_size < 60_000 for part in parts)  # but for a weight that is larger alone
+    model_files = sorted((tmp_path / "out").glob("model*.safetensors"))
+    assert len(model_files) > 2
+    assert all(part.stat().st_size < 60_000 for part in model_files)  # but for a weight that is larger alone
     source, opened = (AutoModelForCausalLM.from_pretrained(path) for path in (tiny_model_folder, tmp_path / "out"))
     wanted = source.state_dict()
     assert opened.state_dict().keys() == wanted.keys()
