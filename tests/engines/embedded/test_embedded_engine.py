@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -64,40 +64,56 @@ class Gate:
         self.open.set()
 
 
-def test_the_loop_runs_while_tokens_are_sampled(tiny_model_folder: Path) -> None:
-    engine = engine_of(tiny_model_folder, None)
+@pytest.fixture
+def open_one(tiny_model_folder: Path) -> Iterator[Callable[..., EmbeddedEngine]]:
+    """Opens engines that are closed after the test."""
+    opened: list[EmbeddedEngine] = []
+
+    def open_engine(objective: Objective | None = "policy", **options: Any) -> EmbeddedEngine:
+        opened.append(engine_of(tiny_model_folder, objective, **options))
+        return opened[-1]
+
+    yield open_engine
+    for engine in opened:
+        asyncio.run(engine.close())
+
+
+Open = Callable[..., EmbeddedEngine]
+
+
+async def until_sampling(engine: EmbeddedEngine) -> None:
+    while not engine.sampler.stats().generated_tokens:
+        await asyncio.sleep(0)
+
+
+async def score(engine: EmbeddedEngine) -> float:
+    return sum(await engine.sampler.score(tuple(range(5, 9)), tuple(range(9, 13))))
+
+
+async def test_the_loop_runs_while_tokens_are_sampled(open_one: Open) -> None:
+    engine = open_one(None)
     forward: Any = engine.sampler._batch._forward
     forward.step = gate = Gate(forward.step)
-
-    async def go() -> None:
-        await asyncio.gather(engine.sampler.generate(PROMPT, LONG), gate.opened_by_the_loop())
-
-    asyncio.run(go())
+    await asyncio.gather(engine.sampler.generate(PROMPT, LONG), gate.opened_by_the_loop())
     assert threading.get_ident() not in gate.threads
-    asyncio.run(engine.close())
 
 
 @pytest.mark.parametrize("call", ["update", "save"])
-def test_the_loop_runs_while_the_learner_updates_and_saves(
-    tiny_model_folder: Path, tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+async def test_the_loop_runs_while_the_learner_updates_and_saves(
+    open_one: Open, tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of(tiny_model_folder)
+    engine = open_one()
     gate = Gate(getattr(engine.trainer, call))
     monkeypatch.setattr(engine.trainer, call, gate)
-
-    async def go() -> None:
-        learner = learner_of(engine)
-        work = learner.update([batch()]) if call == "update" else learner.save(tmp_path)
-        await asyncio.gather(work, gate.opened_by_the_loop())
-        await engine.close()
-
-    asyncio.run(go())
+    learner = learner_of(engine)
+    work = learner.update([batch()]) if call == "update" else learner.save(tmp_path)
+    await asyncio.gather(work, gate.opened_by_the_loop())
     assert threading.get_ident() not in gate.threads
 
 
-def test_sampler_and_learner_of_shared_weights_take_turns(tiny_model_folder: Path) -> None:
+async def test_sampler_and_learner_of_shared_weights_take_turns(open_one: Open) -> None:
     """A completion requested during an update is sampled from the weights after it."""
-    engine = engine_of(tiny_model_folder)
+    engine = open_one()
     trainer: Any = engine.trainer
     inside: list[str] = []
     overlaps: list[str] = []
@@ -115,86 +131,57 @@ def test_sampler_and_learner_of_shared_weights_take_turns(tiny_model_folder: Pat
 
     trainer.update = watched("update", trainer.update)
     engine.sampler._batch.step = watched("step", engine.sampler._batch.step)
-
-    async def go() -> None:
-        learner = learner_of(engine)
-        sampled = [engine.sampler.generate(PROMPT, LONG) for _ in range(4)]
-        await asyncio.gather(*sampled, *(learner.update([batch()]) for _ in range(4)))
-        await engine.close()
-
-    asyncio.run(go())
+    sampled = [engine.sampler.generate(PROMPT, LONG) for _ in range(4)]
+    await asyncio.gather(*sampled, *(learner_of(engine).update([batch()]) for _ in range(4)))
     assert not overlaps
     assert engine.trainer.version == 4
 
 
-def test_a_completion_names_the_weights_of_its_first_and_last_token(tiny_model_folder: Path) -> None:
-    engine = engine_of(tiny_model_folder)
-
-    async def go() -> Completion:
-        learner = learner_of(engine)
-        completion = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
-        while not engine.sampler.stats().generated_tokens:
-            await asyncio.sleep(0)
-        await learner.update([batch()])
-        await learner.publish()
-        return await completion
-
-    completion = asyncio.run(go())
+async def test_a_completion_names_the_weights_of_its_first_and_last_token(open_one: Open) -> None:
+    engine = open_one()
+    pending = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
+    await until_sampling(engine)
+    await learner_of(engine).update([batch()])
+    await learner_of(engine).publish()
+    completion = await pending
     assert (completion.policy_version, completion.last_policy_version) == (0, 1)
-    asyncio.run(engine.close())
 
 
-def test_the_sampler_has_separate_weights_until_a_publication(tiny_model_folder: Path) -> None:
-    engine = engine_of(tiny_model_folder, separate=True)
-    ids = tuple(range(5, 13))
-
-    async def score() -> float:
-        return sum(await engine.sampler.score(ids[:4], ids[4:]))
-
-    async def go() -> None:
-        learner = learner_of(engine)
-        before = await score()
-        await learner.update([batch()])
-        assert await score() == before
-        assert engine.sampler.version == 0
-        assert await learner.publish() == engine.sampler.version == 1
-        published = await score()
-        assert published > before
-        await learner.update([batch()])
-        assert await score() == published
-        await engine.close()
-
-    asyncio.run(go())
+async def test_the_sampler_has_separate_weights_until_a_publication(open_one: Open) -> None:
+    engine = open_one(separate=True)
+    learner, before = learner_of(engine), await score(engine)
+    await learner.update([batch()])
+    assert await score(engine) == before
+    assert engine.sampler.version == 0
+    assert await learner.publish() == engine.sampler.version == 1
+    published = await score(engine)
+    assert published > before
+    await learner.update([batch()])
+    assert await score(engine) == published
 
 
-def test_separate_weights_are_sampled_from_while_the_learner_computes(tiny_model_folder: Path) -> None:
-    engine = engine_of(tiny_model_folder, separate=True)
-    alone = asyncio.run(engine.sampler.generate(PROMPT, LONG))
+async def test_separate_weights_are_sampled_from_while_the_learner_computes(open_one: Open) -> None:
+    engine = open_one(separate=True)
+    alone = await engine.sampler.generate(PROMPT, LONG)
     trainer: Any = engine.trainer
     trainer.update = gate = Gate(trainer.update)
-
-    async def go() -> Completion:
-        update = asyncio.ensure_future(learner_of(engine).update([batch()]))
-        completion = await engine.sampler.generate(PROMPT, LONG)  # while the update waits at its gate
-        assert not update.done()
-        gate.open.set()
-        await update
-        await engine.close()
-        return completion
-
-    assert asyncio.run(go()) == alone
+    update = asyncio.ensure_future(learner_of(engine).update([batch()]))
+    completion = await engine.sampler.generate(PROMPT, LONG)  # while the update waits at its gate
+    assert not update.done()
+    gate.open.set()
+    await update
+    assert completion.token_ids == alone.token_ids
+    assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-5)  # the prompt's values are cached by now
 
 
-def test_the_same_weights_and_steps_give_the_same_bytes_shared_or_separate(tiny_model_folder: Path) -> None:
-    async def go(engine: EmbeddedEngine) -> Completion:
+async def test_shared_and_separate_weights_give_the_same_bytes(open_one: Open) -> None:
+    completions = []
+    for separate in (False, True):
+        engine = open_one(separate=separate)
         await learner_of(engine).update([batch(), batch()])
         await learner_of(engine).publish()
-        completion = await engine.sampler.generate(PROMPT, LONG)
-        await engine.close()
-        return completion
-
-    shared, separate = (engine_of(tiny_model_folder, separate=each) for each in (False, True))
-    assert asyncio.run(go(shared)) == asyncio.run(go(separate))
+        completions.append(await engine.sampler.generate(PROMPT, LONG))
+    assert completions[0] == completions[1]
 
 
 def test_a_saved_folder_opens_as_a_model(tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -207,81 +194,63 @@ def test_a_saved_folder_opens_as_a_model(tmp_path: Path, tiny_model_folder: Path
     assert again.codec.encode("Anna is blue") == opened.codec.encode("Anna is blue")
 
 
-def test_published_weights_are_the_samplers(tiny_model_folder: Path) -> None:
-    opened = engine_of(tiny_model_folder)
-    opened.trainer.update([batch()])
-    assert asyncio.run(learner_of(opened).publish()) == 1
-    completion = asyncio.run(opened.sampler.generate(PROMPT, SamplingParams(max_tokens=4)))
+async def test_published_weights_are_the_samplers(open_one: Open) -> None:
+    engine = open_one()
+    engine.trainer.update([batch()])
+    assert await learner_of(engine).publish() == 1
+    completion = await engine.sampler.generate(PROMPT, SamplingParams(max_tokens=4))
     assert completion.policy_version == 1
-    assert sampling_gap(opened.model, PROMPT, completion) < 1e-4
+    assert sampling_gap(engine.model, PROMPT, completion) < 1e-4
 
 
-def test_a_stream_left_early_frees_its_row(tiny_model_folder: Path) -> None:
-    engine = engine_of(tiny_model_folder, None)
-
-    async def go() -> None:
-        stream = engine.sampler.stream(PROMPT, LONG)
-        async for _ in stream:
-            break
-        await stream.aclose()  # type: ignore[attr-defined]
-        await engine.sampler.generate(PROMPT, SamplingParams(max_tokens=3))
-        stats = engine.sampler.stats()
-        assert (stats.requests, stats.cancelled, stats.failed) == (2, 1, 0)
-        assert stats.generated_tokens < LONG.max_tokens
-        assert not engine.sampler._batch._requests
-        await engine.close()
-
-    asyncio.run(go())
+async def test_a_stream_left_early_frees_its_row(open_one: Open) -> None:
+    engine = open_one(None)
+    stream = engine.sampler.stream(PROMPT, LONG)
+    async for _ in stream:
+        break
+    await stream.aclose()  # type: ignore[attr-defined]
+    await engine.sampler.generate(PROMPT, SamplingParams(max_tokens=3))
+    stats = engine.sampler.stats()
+    assert (stats.requests, stats.cancelled, stats.failed) == (2, 1, 0)
+    assert stats.generated_tokens < LONG.max_tokens
+    assert not engine.sampler._batch._requests
 
 
-def test_closing_cancels_requests_in_flight_and_rejects_later_ones(tiny_model_folder: Path) -> None:
-    engine = engine_of(tiny_model_folder, None)
-
-    async def go() -> None:
-        left = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
-        while not engine.sampler.stats().generated_tokens:
-            await asyncio.sleep(0)
-        await engine.close()
-        assert (await asyncio.gather(left, return_exceptions=True))[0].__class__ is asyncio.CancelledError
-        with pytest.raises(SamplerError, match="closed"):
-            await engine.sampler.generate(PROMPT, LONG)
-        with pytest.raises(SamplerError, match="closed"):
-            await engine.sampler.score(PROMPT, PROMPT)
-
-    asyncio.run(go())
+async def test_closing_cancels_requests_in_flight_and_rejects_later_ones(open_one: Open) -> None:
+    engine = open_one(None)
+    left = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
+    await until_sampling(engine)
+    await engine.close()
+    assert (await asyncio.gather(left, return_exceptions=True))[0].__class__ is asyncio.CancelledError
+    with pytest.raises(SamplerError, match="closed"):
+        await engine.sampler.generate(PROMPT, LONG)
+    with pytest.raises(SamplerError, match="closed"):
+        await engine.sampler.score(PROMPT, PROMPT)
 
 
-def test_an_error_on_the_thread_in_a_score_is_the_samplers(
-    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_error_on_the_thread_in_a_score_is_the_samplers(
+    open_one: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = engine_of(tiny_model_folder, None)
+    engine = open_one(None)
 
     def broken(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("out of memory")
 
-    async def go() -> None:
-        monkeypatch.setattr("palimpsest.engines.embedded.sampling.continuous_batch.score", broken)
+    with monkeypatch.context() as patch:
+        patch.setattr("palimpsest.engines.embedded.sampling.continuous_batch.score", broken)
         with pytest.raises(SamplerError, match="scoring failed: RuntimeError: out of memory"):
             await engine.sampler.score(PROMPT, PROMPT)
-        monkeypatch.undo()
-        assert len(await engine.sampler.score(PROMPT, PROMPT)) == len(PROMPT)
-        await engine.close()
-
-    asyncio.run(go())
+    assert len(await engine.sampler.score(PROMPT, PROMPT)) == len(PROMPT)
 
 
-def test_a_request_before_its_first_step_is_cancelled_too(tiny_model_folder: Path) -> None:
-    engine = engine_of(tiny_model_folder, None)
-
-    async def go() -> None:
-        waiting = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
-        await asyncio.sleep(0)
-        await engine.close()
-        assert not engine.sampler.stats().steps
-        async with asyncio.timeout(30):
-            assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
-
-    asyncio.run(go())
+async def test_a_request_before_its_first_step_is_cancelled_too(open_one: Open) -> None:
+    engine = open_one(None)
+    waiting = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
+    await asyncio.sleep(0)
+    await engine.close()
+    assert not engine.sampler.stats().steps
+    async with asyncio.timeout(30):
+        assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
 
 
 def test_an_engine_closed_by_another_loop_cancels_its_requests_silently(tiny_model_folder: Path) -> None:
@@ -291,8 +260,7 @@ def test_an_engine_closed_by_another_loop_cancels_its_requests_silently(tiny_mod
 
     async def start() -> asyncio.Future[Completion]:
         waiting = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
-        while not engine.sampler.stats().generated_tokens:
-            await asyncio.sleep(0)
+        await until_sampling(engine)
         return waiting
 
     with asyncio.Runner() as runner:
@@ -313,8 +281,7 @@ def test_a_caller_on_a_running_loop_learns_of_a_close_on_another(tiny_model_fold
     async def go() -> list[Completion | BaseException]:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         waiting = [asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG)) for _ in range(2)]
-        while not engine.sampler.stats().generated_tokens:
-            await asyncio.sleep(0)
+        await until_sampling(engine)
         started.set()
         async with asyncio.timeout(30):
             return await asyncio.gather(*waiting, return_exceptions=True)

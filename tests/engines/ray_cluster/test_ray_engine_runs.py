@@ -157,14 +157,12 @@ def test_other_users_have_no_access_to_the_folder_of_ray(run: ClusterRun) -> Non
 
 def strangers(run: ClusterRun) -> list[tuple[str, str]]:
     """Sockets that listen on other interfaces than loopback, Ray's own included."""
-    listening_elsewhere = []
+    strange = []
     for process in run.processes():
         listening = [c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
         name = " ".join(process.cmdline())
-        listening_elsewhere += [
-            (name, ip) for ip in listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")
-        ]
-    return listening_elsewhere
+        strange += [(name, ip) for ip in listening if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")]
+    return strange
 
 
 @pytest.mark.slow
