@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,9 @@ def step(advantage: float = 1.0) -> StepBatch:
     return StepBatch((completed(range(5, 9), done, advantage, 0.25),))
 
 
-def with_engine(config: RunConfig, objective: Objective | None, go: Callable[[Engine], Awaitable[Any]]) -> Any:
+def with_engine(
+    config: RunConfig, objective: Objective | None, go: Callable[[Engine], Coroutine[Any, Any, Any]]
+) -> Any:
     """What `go` returns of an engine that is closed afterwards."""
     opened = open_engine(config, objective=objective)
     return asyncio.run(using(opened, go(opened)))

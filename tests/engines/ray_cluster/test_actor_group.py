@@ -39,7 +39,7 @@ def group_of(*overrides: str, copies: int = 0) -> ActorGroup:
 
 
 tries: list[str] = []
-"""$RAY_..TRIES at each call of `ray.init`."""
+"""The variable `TRIES` at each call of `ray.init`."""
 
 
 @pytest.fixture

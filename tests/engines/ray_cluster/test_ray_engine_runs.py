@@ -76,7 +76,7 @@ async def test_ranks_publish_their_weights_to_servers_complete_and_untied(tmp_pa
 
     async with wire() as server:
         server.faults["/collective_rpc"] = load
-        server.score = lambda ids: nats_by(opened[-1], ids)  # which the ranks' own must be
+        server.score = lambda ids: nats_by(opened[-1], ids)  # compared with the ranks'
         servers = ["sampler.name=vllm", f"sampler.urls=[{server.url}]", f"sampler.max_model_len={server.window}"]
         config = load_recipe("memagent-quickstart", [*settings(2), *ON_RAY, *servers])
         engine = open_engine(config, objective="policy", folder=tmp_path)
@@ -107,7 +107,7 @@ def test_a_run_killed_and_resumed_comes_to_the_same_bytes(run: ClusterRun, tmp_p
     assert len(records) == 10
     for name in records:
         assert (run.out / "trajectories" / name).read_bytes() == (through.out / "trajectories" / name).read_bytes()
-    manifest = Path("checkpoints") / "step-000010" / "manifest.json"  # which has the hashes of all files
+    manifest = Path("checkpoints") / "step-000010" / "manifest.json"  # with the hashes of all files
     assert (run.out / manifest).read_bytes() == (through.out / manifest).read_bytes()
 
 
@@ -256,7 +256,7 @@ async def test_a_full_disk_is_an_error_with_the_needed_and_free_bytes(tmp_path: 
         for pid in group.call(group.ranks, "pid", limit=group.limit()):
             psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (50_000, -1))  # as a disk that is full
         saves = Checkpoints(tmp_path, identity="a").save(1, learner.save, {})
-        publishes = learner.write_weights(group.folder / "at")  # which goes with the ranks
+        publishes = learner.write_weights(group.folder / "at")  # it is removed with the ranks
         wanted, other = (saves, publishes) if of == "save" else (publishes, saves)
         other.close()
         with pytest.raises((CheckpointError, EngineError), match=message.format(why=WHY, size=f"{size:,}")):

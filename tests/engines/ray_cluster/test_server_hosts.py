@@ -131,7 +131,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_every_machine_gets_every_byte_with_few_pieces_in_flight(number: int, written: Path) -> None:
     machines = [Machine(written.parent / str(n)) for n in range(number)]
     for n, machine in enumerate(machines, 1):
-        machine.before = machines[: (1 << (n.bit_length() - 1)) - 1]  # of the waves of 1, 2, 4 before its own
+        machine.before = machines[: (1 << (n.bit_length() - 1)) - 1]  # of the previous waves of 1, 2, 4
     group = Group(*(machine.actor for machine in machines))
     pieces, counts, read = WeakSet[Any](), list[int](), group.ranks[0].read.remote
 

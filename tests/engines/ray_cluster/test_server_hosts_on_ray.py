@@ -117,7 +117,7 @@ async def copied(tmp_path: Path) -> None:
                     (s.node, (at / file.name).stat().st_ino) for s, at in zip(served._servers, folders, strict=True)
                 }
                 assert len(copies) == len({node for node, _ in copies}) == len({inode for _, inode in copies}) == 2
-            assert first in folders  # the first rank's own
+            assert first in folders  # that of the first rank
             assert all(fact["files"] == digests(first) for fact in facts)
             assert max(path.stat().st_size for path in first.iterdir()) > 3 << 20
             second = await served.write("2-version-1")
