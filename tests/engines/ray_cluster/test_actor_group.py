@@ -109,7 +109,7 @@ def test_an_address_without_a_listener_is_an_error_before_ray_looks_for_it(
     connect: Callable[..., int], tmp_path: Path
 ) -> None:
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # nobody else gets the port, and nobody listens
+        silent.bind(("127.0.0.1", 0))  # no other process gets the port or listens
         port = silent.getsockname()[1]
         with pytest.raises(EngineError, match=rf"address=127\.0\.0\.1:{port}: joining failed: ConnectionRef"):
             connect(AssertionError("Ray was asked"), overrides=joining(port, tmp_path))

@@ -80,11 +80,11 @@ def test_forests_are_cut_where_there_would_be_fewer_than_ranks() -> None:
 
 def test_a_rank_without_a_forest_gets_padding_without_weight() -> None:
     draw = random.Random(1)
-    two = dealt([batch_of_rows([[1, 2, 3, 4]], draw)], 2)
-    assert [part.rows.tolist() for part in two.parts] == [[1], [0]]
-    (forest,) = two.parts[1].forests("cpu", torch.float32)[0]
+    four = dealt([batch_of_rows([[1, 2, 3, 4]], draw)], 4)
+    assert [part.rows.tolist() for part in four.parts] == [[1], [0], [0], [0]]
+    (forest,) = four.parts[1].forests("cpu", torch.float32)[0]
     assert (forest.indices, forest.counts, forest.weights.tolist(), len(forest.input_ids)) == ((), (), [0.0], 2)
-    assert two.metrics == {"learner/idle_share": 0.5, "learner/padding_share": 0.5}
+    assert four.metrics == {"learner/idle_share": 0.75, "learner/padding_share": 0.75}
     assert padding("cpu", torch.float32).indices == ()
 
 

@@ -183,7 +183,7 @@ def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(
     next(item for item in run.processes() if name in Path(item.cmdline()[0]).name).kill()
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 2, errors
-    assert not output  # Ray prints there what it finds
+    assert not output  # Ray prints its findings there
     last = errors.splitlines()[-1]
     assert last.startswith("error: ")
     assert message in last

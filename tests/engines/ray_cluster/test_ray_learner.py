@@ -252,7 +252,7 @@ def test_a_checkpoint_of_another_kind_or_cut_short_is_rejected(
 def test_published_weights_are_complete_merged_and_untied(
     tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "sha256", None)  # nobody would read it
+    monkeypatch.setattr(files, "sha256", None)  # the hashes are unused
     job = case(tiny_model_folder, model={"lora": {"rank": 4}}).on(1)
     with one_rank(tmp_path):
         learner = RankLearner(job.config, "policy")

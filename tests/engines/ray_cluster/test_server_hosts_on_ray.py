@@ -187,7 +187,7 @@ async def lost(tmp_path: Path) -> None:
             with pytest.raises(SamplerError):
                 await client.check_health()
             await asyncio.to_thread(server.stop)
-            again = await served.write("2-version-1")  # the ranks are there, and nobody waits for the machine
+            again = await served.write("2-version-1")  # the ranks are alive, and the lost machine is not waited for
             with pytest.raises(SamplerError, match="vLLM server 0"):
                 server.start(again)
 

@@ -69,7 +69,7 @@ def learner_of(folder: Path, **model: Any) -> RankLearner:
 def test_a_model_too_large_for_one_file_is_written_into_several_and_opens(
     published: bool, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharding, "FILE_BYTES", 40_000)  # in the place of 4 GiB
+    monkeypatch.setattr(sharding, "FILE_BYTES", 40_000)  # instead of 4 GiB
     (tmp_path / "out").mkdir()
     with one_rank(tmp_path):
         learner = learner_of(tiny_model_folder)
