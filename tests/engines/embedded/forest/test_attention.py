@@ -107,6 +107,12 @@ def test_the_mask_of_a_window_is_that_of_the_cpu(seed: int, window: int) -> None
         assert torch.equal(mask, plan.near[0, 0] == 0)
 
 
+def test_a_window_is_dropped_only_if_every_path_is_shorter() -> None:
+    forest = laid_out(0, 8)
+    deepest = int(forest.positions.max())
+    assert [plan_of(forest, torch.float32, window=w).window for w in (deepest, deepest + 1)] == [deepest, None]
+
+
 def test_uncompiled_flex_attention_with_that_mask_is_the_reference() -> None:
     forest = laid_out(0, 40)
     for places in (None, forest.places):
