@@ -1,4 +1,4 @@
-"""What every sampler refuses."""
+"""Prompts that every sampler rejects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from palimpsest.errors import PalimpsestError, PromptTooLong, SamplerError
 
 
 @pytest.mark.parametrize(
-    ("prompt", "budget", "error", "told"),
+    ("prompt", "budget", "error", "message"),
     [
         ((), 1, SamplerError, "empty prompt"),
         ((5,), 0, SamplerError, "max_tokens=0: "),
@@ -18,12 +18,12 @@ from palimpsest.errors import PalimpsestError, PromptTooLong, SamplerError
         ((-1, 5), 1, SamplerError, "outside the vocabulary of 100"),
     ],
 )
-def test_what_cannot_be_completed_is_refused(
-    prompt: tuple[int, ...], budget: int, error: type[PalimpsestError], told: str
+def test_prompts_that_cannot_be_completed_are_rejected(
+    prompt: tuple[int, ...], budget: int, error: type[PalimpsestError], message: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         check_prompt(prompt, budget, vocab=100, max_context=64, reason="of 128, so")
 
 
-def test_what_fills_the_window_to_its_end_is_taken() -> None:
+def test_a_request_may_fill_the_window() -> None:
     check_prompt((99, 0, *(5,) * 58), 4, vocab=100, max_context=64)

@@ -1,6 +1,6 @@
 """Tiny models of the classes that transformers has, and what becomes of each: the table of docs/reference/models.md.
 
-tests/engines/embedded/test_architectures.py holds every row.
+tests/engines/embedded/test_architecture_classes.py tests every row.
 """
 
 from __future__ import annotations

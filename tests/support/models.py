@@ -108,3 +108,14 @@ def bert_vector(folder: Path, words: Sequence[str], text: str, pooling: str) -> 
     vector = hidden[0] if pooling == "first" else sum(hidden) / len(hidden)
     unit: np.ndarray = vector / np.sqrt(sum(x * x for x in vector))
     return unit
+
+
+def sampling_gap(model: Any, prompt: Sequence[int], completion: Any, temperature: float = 1.0) -> float:
+    """Largest distance of a completion's log-probabilities to those of one forward of `model`, in nats."""
+    import torch
+
+    ids = torch.tensor([[*prompt, *completion.token_ids]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double() / temperature
+    exact = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return float((exact - torch.tensor(completion.logprobs).double()).abs().max())

@@ -1,4 +1,4 @@
-"""The learner: gradients against plain segment-by-segment training, saved state bit for bit."""
+"""The learner: gradients compared with separate segments, and saved state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,25 @@ from typing import Any
 import pytest
 import torch
 
+import palimpsest
 from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunConfig
+from palimpsest.engines.embedded.checkpoint_state import FACTS
 from palimpsest.engines.embedded.engine import EmbeddedEngine
-from palimpsest.engines.embedded.learner import ForestLearner
+from palimpsest.engines.embedded.learner import ForestLearner, check_savable
 from palimpsest.engines.embedded.model_loading import load_model
-from palimpsest.engines.embedded.optim import learning_rate
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
-from palimpsest.engines.protocol import StepBatch, TrainSegment, UpdateStats
+from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.errors import CheckpointError, ModelError
 from palimpsest.types import Completion, SamplingParams, Segment, StopReason
-from support.forests import completed, credited
+from support.forests import completed, credited, gradients
 from support.models import build_llama
+from support.small_run import small_run
 
 VOCAB = 200
 
 
 def segment(draw: random.Random, *, first: int = 1) -> TrainSegment:
-    """Random tokens with a few trained stretches, and credit of its own for every token."""
+    """Random tokens with a few trained spans, and a credit per token."""
     length = draw.randint(6, 50)
     mask = tuple(i >= first and draw.random() < 0.3 for i in range(length))
     return credited([draw.randrange(VOCAB) for _ in range(length)], mask, draw)
@@ -46,12 +49,8 @@ def learner_of(model: Any, **changes: Any) -> ForestLearner:
     return ForestLearner(model, **{**options, **changes})
 
 
-def gradients(model: Any) -> dict[str, torch.Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
 def plain_gradient(model: Any, batch: StepBatch, temperature: float) -> tuple[float, dict[str, torch.Tensor]]:
-    """Clipped policy gradient, one unpadded segment and one token at a time, written out anew, in float64."""
+    """Clipped policy gradient, one unpadded segment and one token at a time, in float64."""
     model = copy.deepcopy(model).double()
     total = torch.zeros((), dtype=torch.float64)
     for item in batch.segments:
@@ -80,15 +79,13 @@ def test_the_gradient_is_that_of_separate_unpadded_segments(temperature: float) 
     assert stats.logical_tokens >= stats.physical_tokens
 
 
-def test_the_cut_into_micro_batches_does_not_matter() -> None:
-    batch, found = batch_of(25), []
+def test_the_size_of_micro_batches_does_not_change_gradients() -> None:
+    batch, results = batch_of(25), []
     for tokens in (1, 97, 100_000):
         model = build_llama(VOCAB)
         learner_of(model, micro_batch_tokens=tokens).accumulate(batch)
-        found.append(gradients(model))
-    for name in found[0]:
-        assert torch.allclose(found[0][name], found[1][name], atol=1e-6)
-        assert torch.allclose(found[0][name], found[2][name], atol=1e-6)
+        results.append(gradients(model))
+    assert all(torch.allclose(results[0][n], other[n], atol=1e-6) for other in results[1:] for n in other)
 
 
 def test_sampler_and_learner_agree_on_a_thousand_sampled_tokens() -> None:
@@ -122,16 +119,16 @@ def silenced(batch: StepBatch, silent: set[int]) -> StepBatch:
 @pytest.mark.parametrize("old", ["sampler", "recompute"])
 def test_segments_without_a_signal_are_not_computed_and_the_gradient_is_the_same(old: Any) -> None:
     batch = silenced(batch_of(25), set(range(5, 25)))
-    seen = []
+    results = []
     for skips in (True, False):
         model = build_llama(VOCAB)
         learner = learner_of(model, loss=LossConfig(old_logprobs=old))
         learner._skips_silent = skips
-        seen.append((learner.accumulate(batch), gradients(model)))
-    (few, ours), (every, whole) = seen
+        results.append((learner.accumulate(batch), gradients(model)))
+    (few, ours), (every, full) = results
     assert (few.segments, every.segments) == (5, 25)
     assert math.isclose(few.loss, every.loss, abs_tol=1e-7)
-    for name, gradient in whole.items():
+    for name, gradient in full.items():
         assert torch.allclose(ours[name], gradient, atol=1e-7), name
 
 
@@ -163,18 +160,14 @@ def test_recomputed_old_log_probabilities_are_those_before_the_first_step() -> N
     assert abs(after.token_sums["ratio"] / after.tokens - 1) > 1e-3, "old ones moved with the weights"
 
 
-def test_a_single_step_is_its_own_old_side() -> None:
-    learner = learner_of(build_llama(VOCAB), loss=LossConfig(old_logprobs="recompute"))
-    (stats,) = learner.update([batch_of(6)])
-    assert stats.token_sums["ratio"] == stats.tokens
-
-
-def test_the_same_batch_may_be_several_steps() -> None:
-    """Steps are known by their place, not by what they are."""
+def test_one_batch_may_be_one_step_or_several() -> None:
+    """A single step is its own old policy; steps are identified by their index."""
     learner = learner_of(build_llama(VOCAB), loss=LossConfig(old_logprobs="recompute"))
     batch = batch_of(6)
-    assert [stats.tokens for stats in learner.update([batch, batch])] == [learner.accumulate(batch).tokens] * 2
-    assert learner.version == 2
+    (stats,) = learner.update([batch])
+    assert stats.token_sums["ratio"] == stats.tokens
+    assert [each.tokens for each in learner.update([batch, batch])] == [stats.tokens] * 2
+    assert learner.version == 3
 
 
 def test_kl_compares_with_the_starting_weights() -> None:
@@ -212,27 +205,6 @@ def test_a_non_finite_gradient_changes_nothing_and_is_counted() -> None:
     assert learner.version == 1
 
 
-def test_adamw_follows_the_formula() -> None:
-    model, batch = build_llama(VOCAB), batch_of(4)
-    config = OptimConfig(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=None, betas=(0.8, 0.9), eps=1e-6)
-    name = "model.layers.0.mlp.up_proj.weight"
-    start = dict(model.named_parameters())[name].detach().clone()
-    learner = learner_of(model, optim=config)
-    learner.accumulate(batch)
-    gradient = gradients(model)[name]
-    learner.apply(UpdateStats())
-    # First step: both moments are the gradient's, so bias-corrected they are g and g squared.
-    expected = start * (1 - 1e-2 * 0.1) - 1e-2 * gradient / (gradient.abs() + 1e-6)
-    assert torch.allclose(dict(model.named_parameters())[name], expected, atol=1e-6)
-
-
-def test_schedules() -> None:
-    cosine = OptimConfig(learning_rate=1.0, warmup_steps=2, lr_scheduler_type="cosine")
-    rates = [learning_rate(cosine, step, 10) for step in (0, 1, 2, 6, 10, 99)]
-    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0, 0.0])
-    assert learning_rate(OptimConfig(learning_rate=1.0), 1000, 10) == 1.0
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_saved_state_comes_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype, tiny_tokenizer: Any) -> None:
     def fresh() -> tuple[Any, ForestLearner]:
@@ -256,27 +228,17 @@ def test_saved_state_comes_back_bit_for_bit(tmp_path: Path, dtype: torch.dtype, 
     assert not [p for p in tmp_path.rglob("*") if p.suffix in (".pt", ".bin", ".pkl")]
 
 
-def test_bfloat16_weights_keep_updates_smaller_than_their_spacing() -> None:
-    model = build_llama(VOCAB).to(torch.bfloat16)
-    learner = learner_of(model, optim=OptimConfig(learning_rate=1e-5))
-    name = "model.layers.0.mlp.up_proj.weight"
-    master = learner._optimizer._masters[name]
-    before = master.detach().clone()
-    learner.update([batch_of(4)])
-    assert (master != before).float().mean() > 0.9
-
-
 def test_only_one_bfloat16_weight_has_two_gradients_at_a_time() -> None:
     """The masters' gradients, and the sum of what torch computes per micro-batch."""
     model = build_llama(VOCAB).to(torch.bfloat16)
-    alone, held = copy.deepcopy(model), list[int]()
+    alone, counts = copy.deepcopy(model), list[int]()
     for weight in model.parameters():
-        weight.register_post_accumulate_grad_hook(lambda _: held.append(len(gradients(model))))
+        weight.register_post_accumulate_grad_hook(lambda _: counts.append(len(gradients(model))))
     learner = learner_of(model)
     micro_batches = [batch_of(4, seed) for seed in (0, 1)]
     for batch in micro_batches:
         learner.accumulate(batch)
-    assert max(held) == 1
+    assert max(counts) == 1
     expected: dict[str, Any] = {}
     for batch in micro_batches:
         one = copy.deepcopy(alone)
@@ -288,31 +250,7 @@ def test_only_one_bfloat16_weight_has_two_gradients_at_a_time() -> None:
         assert torch.equal(master.grad, expected[name])
 
 
-def test_a_saved_folder_opens_as_a_model(tmp_path: Path, tiny_model_folder: Path) -> None:
-    config = RunConfig(model=ModelConfig(path=str(tiny_model_folder)))
-    engine = EmbeddedEngine(config, objective="policy")
-    engine.trainer.update([batch_of(4)])
-    engine.trainer.save(tmp_path)
-    again = EmbeddedEngine(RunConfig(model=ModelConfig(path=str(tmp_path))), objective=None)
-    assert again.learner is None
-    for a, b in zip(engine.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert again.codec.encode("Anna is blue") == engine.codec.encode("Anna is blue")
-
-
-def test_publishing_makes_the_new_weights_the_samplers(tiny_model_folder: Path) -> None:
-    engine = EmbeddedEngine(RunConfig(model=ModelConfig(path=str(tiny_model_folder))), objective="policy")
-    engine.trainer.update([batch_of(4)])
-    assert engine.learner is not None
-    assert asyncio.run(engine.learner.publish()) == 1
-    completion = asyncio.run(engine.sampler.generate([5, 6, 7], SamplingParams(max_tokens=4)))
-    assert completion.policy_version == 1
-    with torch.no_grad():
-        exact = engine.model(torch.tensor([[5, 6, 7]])).logits[0, -1].log_softmax(-1)
-    assert math.isclose(completion.logprobs[0], float(exact[completion.token_ids[0]]), abs_tol=1e-4)
-
-
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_rejected(tmp_path: Path) -> None:
     learner_of(build_llama(VOCAB)).save(tmp_path)
     with pytest.raises(CheckpointError, match="does not fit"):
         learner_of(build_llama(VOCAB, intermediate_size=32)).load(tmp_path)
@@ -328,7 +266,7 @@ def test_a_resumed_kl_needs_the_model_the_run_started_from(tmp_path: Path) -> No
         learner_of(build_llama(VOCAB, seed=1), loss=loss).load(tmp_path)
 
 
-def test_segments_that_can_not_be_trained_are_refused() -> None:
+def test_segments_that_cannot_be_trained_are_rejected() -> None:
     learner = learner_of(build_llama(VOCAB, max_position_embeddings=16))
     long = completed((1,) * 17, Completion((1,), (0.0,), StopReason.STOP))
     with pytest.raises(ValueError, match="18 tokens"):
@@ -341,67 +279,61 @@ def test_segments_that_can_not_be_trained_are_refused() -> None:
 def test_a_segment_with_an_empty_mask_changes_nothing() -> None:
     batch = batch_of(5)
     empty = TrainSegment(Segment((1, 2, 3), (), ()), (), ())
-    found = []
+    results = []
     for segments in (batch.segments, (*batch.segments, empty)):
         model = build_llama(VOCAB)
         learner_of(model).accumulate(StepBatch(segments))
-        found.append(gradients(model))
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        results.append(gradients(model))
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_a_model_that_cannot_be_saved_is_rejected_before_training(tiny_model: Any, tiny_tokenizer: Any) -> None:
+    check_savable(tiny_model, tiny_tokenizer)
+
+    class Unwritable:
+        def save_pretrained(self, folder: str) -> None:
+            raise OverflowError("too much\nof it")
+
+    with pytest.raises(ModelError, match=r"model: not saveable \(OverflowError: too much of it\)"):
+        check_savable(tiny_model, Unwritable())
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("wrong", "saved"),
     [
-        (lambda f: (f / "model.safetensors").unlink(), "no \\*.safetensors weights"),
-        (lambda f: (f / "config.json").unlink(), r"no config\.json"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json is not valid JSON"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"\x00" * 40), "truncated"),
+        ({"temperature": 0.6, "top_p": 0.9}, {"do_sample": True, "temperature": 0.6, "top_p": 0.9}),
+        ({"length_penalty": 2.0, "num_beams": 1}, {}),
     ],
 )
-def test_a_spoilt_model_folder_is_named_with_the_reason(
-    tmp_path: Path, tiny_model_folder: Path, spoil: Any, message: str
+def test_a_generation_config_that_transformers_does_not_save_is_fixed_before_training(
+    wrong: dict[str, Any], saved: dict[str, Any], tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    for file in tiny_model_folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    spoil(tmp_path)
-    with pytest.raises(ModelError, match=message) as error:
-        load_model(ModelConfig(path=str(tmp_path)))
-    assert str(tmp_path) in str(error.value)
-    assert "\n" not in str(error.value)
+    model = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": [2], "pad_token_id": 0, **wrong}))
+    engine = EmbeddedEngine(RunConfig(model=ModelConfig(path=str(model))), objective="policy")
+    engine.trainer.save(tmp_path / "saved")
+    written = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert written.items() >= ({"eos_token_id": [2], "pad_token_id": 0} | saved).items()
+    load_model(ModelConfig(path=str(tmp_path / "saved")))
 
 
-def test_a_folder_that_lacks_one_weight_is_refused_not_filled_with_noise(
-    tmp_path: Path, tiny_model_folder: Path
+@pytest.mark.parametrize("wrong", [{"cache_implementation": "nonsense"}, {"num_return_sequences": 4}])
+def test_a_generation_config_that_transformers_does_not_open_is_rejected(
+    wrong: dict[str, Any], tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    from safetensors.torch import load_file, save_file
-
-    for file in tiny_model_folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="up_proj"):
-        load_model(ModelConfig(path=str(tmp_path)))
+    model = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    (model / "generation_config.json").write_text(json.dumps(wrong))
+    with pytest.raises(ModelError, match="not loadable"):
+        palimpsest.train("memagent-quickstart", small_run(model), out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_missing_folder_an_odd_device_and_a_foreign_architecture_are_refused(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    with pytest.raises(ModelError, match="no such folder"):
-        load_model(ModelConfig(path=str(tmp_path / "nothing")))
-    with pytest.raises(ModelError, match="not a device"):
-        load_model(ModelConfig(path=str(tiny_model_folder), device="toaster"))
-    for file in tiny_model_folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "config.json").read_text()) | {"is_encoder_decoder": True}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="has an encoder"):
-        load_model(ModelConfig(path=str(tmp_path)))
-
-
-def test_loading_leaves_the_random_state_alone(tiny_model_folder: Path) -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    load_model(ModelConfig(path=str(tiny_model_folder)))
-    assert torch.equal(torch.rand(3), expected)
+def test_a_checkpoint_with_wrong_facts_is_unusable(tmp_path: Path, tiny_model: Any) -> None:
+    learner = ForestLearner(tiny_model, optim=OptimConfig())
+    learner.save(tmp_path)
+    learner.load(tmp_path)
+    (tmp_path / "learner" / FACTS).write_text(
+        json.dumps({"format": 1, "version": "5", "grad_skipped": 2, "reference": None})
+    )
+    with pytest.raises(CheckpointError, match=r"version='5' is not a whole number from 0; use an older one"):
+        learner.load(tmp_path)

@@ -51,7 +51,7 @@ def test_a_folder_that_a_machine_does_not_see_is_named_with_its_key_and_the_mach
     copy.start(tmp_path)
 
 
-def test_a_copy_takes_up_weights_that_are_whole_and_refuses_others(
+def test_a_copy_loads_complete_weights_and_rejects_incomplete_ones(
     copy: SamplerCopy, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     weights: dict[str, Any] = load_file(tiny_model_folder / "model.safetensors")

@@ -20,7 +20,7 @@ SHARED = (
     "cluster.gpus_per_learner=0.6",
     "cluster.gpus_per_sampler=0.4",
 )
-OWN = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
+DIFFERING = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
 TOLERANCE = 1e-3
 
 
@@ -43,7 +43,7 @@ def test_a_learner_and_a_sampler_on_one_gpu_learn_what_one_process_learns(
     assert done.returncode == 0, done.stderr
     ours, theirs = read_rows(run.out / "metrics.jsonl"), read_rows(tmp_path / "one" / "metrics.jsonl")
     assert len(ours) == len(theirs) == 2
-    names = ours[0].keys() - OWN
+    names = ours[0].keys() - DIFFERING
     gaps = {name: abs(ours[0][name] - theirs[0][name]) for name in names}
     record_property("largest difference of a metric of step 1", max(gaps.values()))
     record_property("gap to the sampler, nats", ours[0].get("sampler/logprob_gap_max"))

@@ -1,234 +1,269 @@
-"""Servers on the machines of a cluster, through real Ray: two raylets stand for two machines, and a server of ten lines
-for vLLM."""
+"""Servers on machines of a cluster: their failures end nothing else; Ray itself is not started."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from weakref import WeakSet
 
-import psutil
+import numpy as np
 import pytest
 
 from palimpsest.config.load import load_recipe
-from palimpsest.engines.open import open_engine
-from palimpsest.errors import EngineError, RunError, SamplerError
-from support.cluster import machines, settings, with_a_token
-from support.vllm_process import digests, pretender
+from palimpsest.errors import EngineError, SamplerError
+from support.vllm_process import digests
 
 if find_spec("ray") is None:
     pytest.skip("needs the extra ray", allow_module_level=True)
 
-from ray._private import state
+from ray.exceptions import RayActorError, RayTaskError
 
 from palimpsest.engines.ray import server_hosts
-from palimpsest.engines.ray.server_hosts import ServerHosts
+from palimpsest.engines.ray.ray_runtime import Late, Limit, WrittenWeights
+from palimpsest.engines.ray.server_hosts import ServerHost, ServerHosts
 
-pytestmark = pytest.mark.slow
-SERVED = ("engine.name=ray", "cluster.learners=2", "sampler.name=vllm", "sampler.max_model_len=512")
-RANKS_TOGETHER = ("cluster.tensor_parallel_size=2",)
-"""Both ranks on one machine."""
+LIMIT = Limit("cluster.timeout_s", 10)
 
 
-@pytest.fixture(autouse=True)
-def _pretends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", pretender(tmp_path))
+class Remote:
+    """An actor that works once its result is asked for."""
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        self._methods = methods
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=partial(partial, self._methods[name]))
 
 
-@asynccontextmanager
-async def hosts(tmp_path: Path, *overrides: str) -> AsyncIterator[ServerHosts]:
-    """The machines of an engine that has not started yet."""
-    config = load_recipe("memagent-quickstart", [*settings(2), *SERVED, *overrides])
-    engine: Any = open_engine(config, objective="policy", folder=tmp_path / "run")
-    try:
-        yield engine._hosts
-    finally:
-        await engine.close()
+class Group:
+    """The methods of an ActorGroup that servers use; rank 0 is on machine a."""
+
+    def __init__(self, *actors: Remote) -> None:
+        self.actors, self.ended = actors, list[Any]()
+        self.ranks = [Remote(read=lambda path, at, size: path.read_bytes()[at : at + size], keep=lambda names: None)]
+
+    def check(self) -> None: ...
+
+    def limit(self) -> Limit:
+        return LIMIT
+
+    def host(self, index: int, *_: object) -> Remote:
+        return self.actors[index]
+
+    def end(self, actor: Remote) -> None:
+        self.ended.append(actor)
+
+    def result(self, call: Callable[[], Any], limit: Limit, what: str) -> Any:
+        return call()
+
+    def call(self, actors: list[Remote], method: str, *arguments: Any, limit: Limit) -> list[Any]:
+        return [getattr(actor, method).remote(*arguments)() for actor in actors]
 
 
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
-        while not true():
-            await asyncio.sleep(0.1)
+def hosts_of(group: Group, folder: Path) -> ServerHosts:
+    config = load_recipe("memagent-quickstart", ["engine.name=ray", "sampler.name=vllm", "cluster.learners=1"])
+
+    def write(name: str) -> WrittenWeights:
+        files = {file.name: file.stat().st_size for file in (folder / name).iterdir()}
+        return WrittenWeights("a", folder / name, files)
+
+    hosts = ServerHosts(config, group, write, 1)
+    for index in range(len(group.actors)):
+        hosts.server(config.sampler, index)
+    hosts._make_actors()
+    return hosts
 
 
-async def started(found: ServerHosts, folder: Path) -> list[Any]:
-    """A client of each server, once it answers."""
-    clients = [await asyncio.to_thread(server.start, folder) for server in found._servers]
-    for client in clients:
-        await answered(client)
-    return clients
+def on_b() -> tuple[str, str]:
+    return "b", "host-b"
 
 
-async def answered(client: Any) -> None:
-    async with asyncio.timeout(120):
-        while True:
-            try:
-                return await client.check_health()  # type: ignore[no-any-return]
-            except SamplerError:
-                await asyncio.sleep(0.2)
+class Machine:
+    """A server that gets weights, and fails from piece number `fails` on."""
+
+    def __init__(self, folder: Path, fails: int | None = None, machine: str | None = None) -> None:
+        self.folder, self.fails, self.machine = folder, fails, machine or folder.name
+        self.pieces: list[tuple[str, int]] = []
+        self.before: list[Machine] = []
+        """Machines that Ray can take a piece from by then."""
+        methods = {"create": self.create, "receive": self.receive, "link": self.link, "keep": lambda names: None}
+        self.actor = Remote(node=lambda: (self.machine, f"host-{self.machine}"), **methods)
+
+    def create(self, name: str, names: Sequence[str]) -> Path:
+        (self.folder / name).mkdir(parents=True)
+        for file in names:
+            (self.folder / name / file).touch()
+        return self.folder / name
+
+    def receive(self, file: Path, at: int, piece: Callable[[], bytes]) -> None:
+        assert all((file.name, at) in other.pieces for other in self.before)
+        if self.fails is not None and self.fails <= len(self.pieces):
+            raise RayActorError
+        content = piece()
+        with file.open("r+b") as written:
+            written.seek(at)
+            written.write(content)
+        self.pieces.append((file.name, at))
+
+    def link(self, folder: Path) -> Path:
+        return Path(shutil.copytree(folder, self.folder / folder.name))
 
 
-async def seen(client: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = await client._ask("GET", "/seen")
-    return answer
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Weights in 61 pieces of two files."""
+    monkeypatch.setattr(server_hosts, "PIECE", 16)
+    folder = tmp_path / "1-version-0"
+    folder.mkdir()
+    (folder / "a").write_bytes(os.urandom(16 * 60))
+    (folder / "b").write_bytes(b"less")
+    return folder
 
 
-def of_ray(actor: Any) -> Any:
-    """What Ray knows of an actor."""
-    return state.actors(actor._actor_id.hex())
+@pytest.mark.parametrize("number", [1, 2, 3, 9])
+async def test_every_machine_gets_every_byte_with_few_pieces_in_flight(number: int, written: Path) -> None:
+    machines = [Machine(written.parent / str(n)) for n in range(number)]
+    for n, machine in enumerate(machines, 1):
+        machine.before = machines[: (1 << (n.bit_length() - 1)) - 1]  # of the previous waves of 1, 2, 4
+    group = Group(*(machine.actor for machine in machines))
+    pieces, counts, read = WeakSet[Any](), list[int](), group.ranks[0].read.remote
+
+    def counted(*arguments: Any) -> Any:
+        pieces.add(piece := read(*arguments))
+        counts.append(len(pieces))
+        return piece
+
+    group.ranks = cast(Any, [SimpleNamespace(read=SimpleNamespace(remote=counted))])
+    hosts = hosts_of(group, written.parent)
+    await hosts.write(written.name)
+    assert [server.weights for server in hosts._servers] == [machine.folder / written.name for machine in machines]
+    assert all(digests(machine.folder / written.name) == digests(written) for machine in machines)
+    assert 1 < max(counts) <= server_hosts._AHEAD * number.bit_length() + 1
 
 
-def raylet_of(node: str) -> psutil.Process:
-    (found,) = [each for each in psutil.process_iter(["name", "cmdline"]) if _is_raylet(each.info, node)]
-    return found
+@pytest.mark.parametrize("failing", [0, 1, 3])
+async def test_other_machines_get_weights_when_one_fails_half_way(failing: int, written: Path) -> None:
+    machines = [Machine(written.parent / str(n), fails=20 if n == failing else None) for n in range(4)]
+    group = Group(*(machine.actor for machine in machines))
+    hosts = hosts_of(group, written.parent)
+    with pytest.warns(UserWarning, match=f"a server failed: vLLM server {failing} on host-{failing}: RayActorError"):
+        await hosts.write(written.name)
+    assert group.ended == [machines[failing].actor]
+    assert [server.weights is None for server in hosts._servers] == [n == failing for n in range(4)]
+    left = [machine for machine in machines if machine.fails is None]
+    assert all(digests(machine.folder / written.name) == digests(written) for machine in left)
 
 
-def _is_raylet(info: dict[str, Any], node: str) -> bool:
-    return info["name"] == "raylet" and any(node in word for word in info["cmdline"] or ())
+async def test_a_file_that_the_first_rank_lost_is_an_error_of_the_run(written: Path) -> None:
+    machines = [Machine(written.parent / str(n)) for n in range(2)]
+    group = Group(*(machine.actor for machine in machines))
+
+    def read(path: Path, at: int, size: int) -> bytes:
+        raise EngineError(f"{path}: no such file")
+
+    def received(*_: Any) -> None:
+        raise RayTaskError("receive", "a traceback", FileNotFoundError())  # type: ignore[no-untyped-call]
+
+    group.ranks = [Remote(read=read)]
+    for machine in machines:
+        machine.actor._methods["receive"] = received
+    with pytest.warns(UserWarning, match="a server failed"), pytest.raises(EngineError, match="no such file"):
+        await hosts_of(group, written.parent).write(written.name)
 
 
-def test_weights_reach_every_machine_once_without_a_common_folder(tmp_path: Path) -> None:
-    with_a_token(run, copied, tmp_path)
+async def test_a_server_that_ends_while_it_receives_weights_leaves_them_to_its_machine(written: Path) -> None:
+    servers = [
+        Machine(written.parent / str(n), 20 if n == 2 else None, machine="b") for n in range(3)
+    ]  # 2 is asked first
+    group = Group(*(server.actor for server in servers))
+    hosts = hosts_of(group, written.parent)
+    with pytest.warns(UserWarning, match="a server failed: vLLM server 2 on host-b: RayActorError"):
+        await hosts.write(written.name)
+    assert group.ended == [servers[2].actor]
+    folders = [server.folder / written.name for server in servers]
+    assert [server.weights for server in hosts._servers] == [*folders[:2], None]
+    assert digests(folders[0]) == digests(folders[1]) == digests(written)
+    assert (len(servers[0].pieces), len(servers[1].pieces)) == (0, 61)  # the other has links
 
 
-def run(work: Callable[[Path], Coroutine[Any, Any, None]], tmp_path: Path) -> None:
-    asyncio.run(work(tmp_path))
+async def test_servers_of_a_machine_that_all_end_miss_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "1-version-0").mkdir()
+    (tmp_path / "1-version-0" / "weights").write_bytes(b"0123456789")
+
+    def receive(*_: object) -> Path:
+        raise RayActorError
+
+    hosts = hosts_of(Group(*(Remote(node=on_b, create=receive) for _ in range(2))), tmp_path)
+    with pytest.warns(UserWarning, match="a server failed"):
+        folder = await hosts.write("1-version-0")
+    for server in hosts._servers:
+        with pytest.raises(SamplerError, match=r"RayActorError.*; it starts with the next weights"):
+            server.start(folder)
 
 
-async def copied(tmp_path: Path) -> None:
-    server_hosts.PIECE = 1 << 20  # several of a file
-    with machines([3, 3]) as address:  # the ranks and a server, and three servers
-        async with hosts(tmp_path, *RANKS_TOGETHER, f"cluster.address={address}", "sampler.servers=4") as found:
-            first = await found.write("1-version-0")
-            clients = await started(found, first)
-            facts = [await seen(client) for client in clients]
-            folders = [Path(fact["folder"]) for fact in facts]
-            for file in first.iterdir():  # servers of a machine share the bytes of each
-                copies = {
-                    (s.node, (at / file.name).stat().st_ino) for s, at in zip(found._servers, folders, strict=True)
-                }
-                assert len(copies) == len({node for node, _ in copies}) == len({inode for _, inode in copies}) == 2
-            assert first in folders  # the first rank's own
-            assert all(fact["files"] == digests(first) for fact in facts)
-            assert max(path.stat().st_size for path in first.iterdir()) > 3 << 20
-            second = await found.write("2-version-1")
-            for client in clients:
-                await client.load(second, "tag")
-            facts = [await seen(client) for client in clients]
-            assert {Path(fact["folder"]).name for fact in facts} == {second.name}
-            assert all(fact["files"] == digests(second) for fact in facts)
-            await found.keep({second.name})
-            parents = {Path(fact["folder"]).parent for fact in facts}
-            assert not [parent / first.name for parent in parents if (parent / first.name).exists()]
-        await until(lambda: not any(parent.exists() for parent in parents))
-        await until(lambda: not any(psutil.pid_exists(fact["pid"]) for fact in facts))
+async def test_weights_of_a_server_stay_when_the_one_that_received_them_ends(tmp_path: Path) -> None:
+    settings = load_recipe("memagent-quickstart", ["sampler.name=vllm", f"sampler.folder={tmp_path}"]).sampler
+    options = {"mode": "processed_logprobs", "dtype": "float32", "window": 64, "folder": tmp_path / "logs"}
+    receiver, other, again = (ServerHost(settings, index, "", options) for index in range(3))
+    received = await receiver.create("1-version-0", ["weights"])
+    for offset, piece in ((3, b"def"), (0, b"abc")):
+        await receiver.receive(received / "weights", offset, np.frombuffer(piece, np.uint8))
+    linked = await other.link(received)
+    assert (linked / "weights").samefile(received / "weights")  # no second copy
+    await again.link(received)
+    copied = await again.create("1-version-0", ["weights"])  # must not write into the file of the others
+    await again.receive(copied / "weights", 0, np.frombuffer(b"another", np.uint8))
+    for host in (again, receiver, other):
+        assert (linked / "weights").read_bytes() == b"abcdef"
+        assert host._weights is not None
+        host._weights.clear()
+    assert not linked.exists()
 
 
-def test_a_lost_actor_leaves_the_weights_to_the_other_servers_of_its_machine(tmp_path: Path) -> None:
-    with_a_token(run, outlived, tmp_path)
+def test_a_server_without_an_actor_raises_the_reason_for_every_caller(tmp_path: Path) -> None:
+    def check() -> None:
+        raise RayActorError
 
-
-async def outlived(tmp_path: Path) -> None:
-    with machines([2, 2]) as address:
-        async with hosts(tmp_path, *RANKS_TOGETHER, f"cluster.address={address}", "sampler.servers=2") as found:
-            first = await found.write("1-version-0")
-            await started(found, first)
-            away: list[Any] = [server for server in found._servers if server.weights != first]
-            other, receiver = away[0], away[-1]
-            assert other is not receiver
-            place, received = other.weights, receiver.weights
-            os.kill(of_ray(receiver.actor)["Pid"], signal.SIGKILL)
-            await until(lambda: not received.exists())
-            assert other.running
-            await asyncio.to_thread(other.stop)
-            client = await asyncio.to_thread(other.start, first)
-            await answered(client)
-            fact = await seen(client)
-            assert (fact["folder"], fact["files"]) == (str(place), digests(first))
-
-
-async def test_frozen_actors_end_and_their_servers_start_again(tmp_path: Path) -> None:
-    async with hosts(tmp_path, "sampler.servers=2", "sampler.timeout_s=5") as found:
-        await started(found, await found.write("1-version-0"))
-        frozen = [psutil.Process(of_ray(server.actor)["Pid"]) for server in found._servers]
-        for process in frozen:
-            process.suspend()
-        with pytest.warns(UserWarning, match=r"a server failed: vLLM server .*raise sampler\.timeout_s=5") as warned:
-            second = await found.write("2-version-1")
-        assert len([each for each in warned if "a server failed" in str(each.message)]) == 2
-        await until(lambda: not any(process.is_running() for process in frozen))
-        assert {(await seen(client))["folder"] for client in await started(found, second)} == {str(second)}
-
-
-def test_a_lost_machine_fails_its_servers_alone(tmp_path: Path) -> None:
-    with_a_token(run, lost, tmp_path)
-
-
-async def lost(tmp_path: Path) -> None:
-    with machines([2, 1]) as address:
-        async with hosts(tmp_path, *RANKS_TOGETHER, f"cluster.address={address}") as found:
-            (client,) = await started(found, await found.write("1-version-0"))
-            (server,), ranks = found._servers, found._group.ranks
-            nodes = {of_ray(rank)["Address"]["NodeID"] for rank in ranks}
-            assert len(nodes) == 1  # ranks of a tensor-parallel group
-            assert server.node not in nodes
-            assert (await seen(client))["gpus"] == "0"  # as Ray numbers those of a machine
-            raylet_of(server.node).kill()
-            await until(lambda: not server.running)
-            with pytest.raises(SamplerError):
-                await client.check_health()
-            await asyncio.to_thread(server.stop)
-            again = await found.write("2-version-1")  # the ranks are there, and nobody waits for the machine
-            with pytest.raises(SamplerError, match="vLLM server 0"):
-                server.start(again)
-
-
-async def test_a_server_that_ends_starts_again_and_an_actor_that_ends_is_made_again(tmp_path: Path) -> None:
-    async with hosts(tmp_path, "sampler.servers=2") as found:
-        folder = await found.write("1-version-0")
-        clients = await started(found, folder)
-        server, other = found._servers
-        os.kill((await seen(clients[0]))["pid"], signal.SIGKILL)
-        await until(lambda: not server.running)
-        with pytest.raises(SamplerError, match="vLLM server 0 ended"):
+    group = Group(Remote(node=on_b, check=check))
+    (server,) = hosts_of(group, tmp_path)._servers
+    for _ in range(2):  # another thread may ask again
+        with pytest.raises(SamplerError, match="vLLM server 0 on host-b: RayActorError"):
             server.check()
-        server.stop()
-        clients = await started(found, folder)
-        assert server.running
-        os.kill(of_ray(server.actor)["Pid"], signal.SIGKILL)
-        await until(lambda: not server.running)
-        with pytest.raises(SamplerError):
-            await clients[0].check_health()
-        await clients[1].check_health()
-        for number in range(2, 20):  # on a busy machine an actor takes its time
-            second = await found.write(f"{number}-version-1")
-            if server.weights is not None:
-                break
-        assert {(await seen(client))["folder"] for client in await started(found, second)} == {str(second)}
-        assert other.running
+    assert group.ended == [group.actors[0]]
+    server.stop()
+    assert not server.running
 
 
-async def test_a_request_that_is_given_up_ends_and_none_outlives_ray(tmp_path: Path) -> None:
-    async with hosts(tmp_path) as found:
-        (client,) = await started(found, await found.write("1-version-0"))
-        await client.sleep()  # requests wait
-        asking = [asyncio.create_task(client._complete([1, 2], {"max_tokens": 1})) for _ in range(2)]
-        await asyncio.sleep(1)
-        asking[0].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking[0]
-        await asyncio.to_thread(found._group.close)
-        with pytest.raises(EngineError, match="have ended"):  # not a SamplerError: no episode is to blame
-            await asking[1]
+def test_a_server_whose_actor_fails_to_stop_ends_with_it(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise EngineError("all have ended")
+
+    group = Group(Remote(node=on_b, stop=stop))
+    (server,) = hosts_of(group, tmp_path)._servers
+    server.stop()
+    assert group.ended == [group.actors[0]]
+    with pytest.raises(SamplerError, match="all have ended"):
+        server.check()
 
 
-async def test_a_folder_that_a_machine_lacks_is_named(tmp_path: Path) -> None:
-    async with hosts(tmp_path, f"sampler.folder={tmp_path}/none") as found:
-        with pytest.raises(RunError, match=r"sampler\.folder=.*none: .*set sampler\.folder=null"):
-            await found.write("1-version-0")
+async def test_servers_that_do_not_answer_are_waited_for_together(tmp_path: Path) -> None:
+    together = threading.Barrier(3)
+
+    def frozen(_: object) -> None:
+        together.wait(timeout=30)  # breaks if they are asked one after another
+        raise Late("late; raise sampler.timeout_s=10")
+
+    group = Group(*(Remote(node=on_b, keep=frozen) for _ in range(3)))
+    hosts = hosts_of(group, tmp_path)
+    with pytest.warns(UserWarning, match=r"a server failed: late; raise sampler\.timeout_s=10") as warned:
+        await hosts.keep({"1-version-0"})
+    assert len(warned) == 3
+    assert set(group.ended) == set(group.actors)
+    assert [server.actor for server in hosts._servers] == [None] * 3

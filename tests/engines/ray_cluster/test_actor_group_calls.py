@@ -1,0 +1,118 @@
+"""How long calls wait, and the errors of lost processes; Ray itself is not started."""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from itertools import count
+from typing import Any
+
+import pytest
+
+from palimpsest.config.load import load_recipe
+from palimpsest.errors import ProcessesLost, RunError
+
+if find_spec("ray") is None:
+    pytest.skip("needs the extra ray", allow_module_level=True)
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from palimpsest.engines.ray.actor_group import ActorGroup
+from palimpsest.engines.ray.ray_runtime import Limit
+
+
+def group_of(*overrides: str) -> ActorGroup:
+    return ActorGroup(load_recipe("memagent-quickstart", ["engine.name=ray", *overrides]), "policy", 0)
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The ended groups; a call is its answer: an exception, None for never, or a value."""
+    ended: list[Any] = []
+
+    def wait(calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        ready = [call for call in calls if call is not None][:1]
+        return ready, [call for call in calls if call not in ready]
+
+    def get(calls: list[Any]) -> list[Any]:
+        for call in calls:
+            if isinstance(call, Exception):
+                raise call
+        return calls
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ActorGroup, "close", lambda group: ended.append(group))
+    return ended
+
+
+LIMIT = Limit("cluster.timeout_s", 10)
+
+
+def failed(cause: Exception) -> RayTaskError:
+    return RayTaskError("update", "a traceback\nof many lines", cause)  # type: ignore[no-untyped-call]
+
+
+def test_all_answers_come_in_the_order_of_the_calls(called: list[Any]) -> None:
+    assert group_of().collect([3, 1, 2], LIMIT, "update") == [3, 1, 2]
+    assert not called
+
+
+def test_processes_that_do_not_answer_in_time_are_ended_with_the_limit_and_its_key(
+    called: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = group_of("cluster.timeout_s=1")
+    clock = count(step=0.75)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    with pytest.raises(ProcessesLost, match=r"^update: not done within 2 s; raise cluster\.timeout_s=1$"):
+        group.collect([1, None], group.limit(2), "update")
+    assert called == [group]
+
+
+def test_calls_after_a_failure_raise_the_first_failure(called: list[Any]) -> None:
+    group = group_of()
+    for error in (RayActorError(), RunError("another")):
+        with pytest.raises(ProcessesLost, match=r"^update: .* lost a process \(RayActorError"):
+            group.collect([error], LIMIT, "update")
+    group._state = "lost"
+    with pytest.raises(ProcessesLost, match=r"^update: .* lost a process \(RayActorError"):
+        group.start()
+
+
+def test_a_failure_in_another_thread_ends_a_wait(called: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    group, waits = group_of(), 0
+
+    def wait(calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        nonlocal waits
+        waits += 1
+        group._answers.failed(RayActorError(), "save")  # in another thread
+        return [], calls
+
+    monkeypatch.setattr(ray, "wait", wait)
+    for calls in ([None], [None], []):
+        with pytest.raises(ProcessesLost, match=r"^save: .* lost a process"):
+            group.collect(calls, LIMIT, "update")
+    assert waits == 1
+
+
+def test_an_error_that_the_user_can_fix_is_raised_unchanged(called: list[Any]) -> None:
+    raised = failed(RunError("cluster.folder: node does not see /a"))
+    with pytest.raises(RunError, match=r"^cluster\.folder: node does not see /a$"):
+        group_of().collect([1, raised], LIMIT, "starting")
+    assert len(called) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RayActorError(), r"engine\.name=ray lost a process \(RayActorError.*newest check"),
+        (failed(ZeroDivisionError("of\nlines")), r"engine\.name=ray lost a process \(ZeroDivision.*newest check"),
+        (failed(RuntimeError("[gloo] Timed out waiting 1000ms")), r"Timed out waiting.*raise cluster\.timeout_s"),
+    ],
+)
+def test_a_lost_process_is_an_error_of_one_line_with_the_fix(called: list[Any], error: Exception, message: str) -> None:
+    with pytest.raises(ProcessesLost, match=message) as caught:
+        group_of().collect([error, None], LIMIT, "update")
+    assert "\n" not in str(caught.value)
+    assert len(called) == 1
