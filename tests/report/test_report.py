@@ -24,7 +24,7 @@ ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e{{ 
 
 
 def cell(right: int, tokens: float, **changes: Any) -> EvalSummary:
-    """Of ten problems."""
+    """A summary of ten problems."""
     made = summarise(Cell("synthetic", 4, "chunks", "agent"), [sample(f"p{at}", float(at < right)) for at in range(10)])
     return replace(made, tokens_per_document=tokens, **{"tokens_per_correct": None} | changes)
 

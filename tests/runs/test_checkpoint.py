@@ -24,7 +24,7 @@ def content(step: int) -> bytes:
 
 
 def write_state(step: int) -> Write:
-    """What a learner writes: two files, one of them in a folder."""
+    """Write a learner's state: two files, one of them in a folder."""
 
     async def write(folder: Path) -> dict[str, str]:
         files.write_plain(folder / "model.safetensors", content(step))

@@ -1,4 +1,4 @@
-"""Who may write into a run's folder: force, locks of other processes and hosts, pipes."""
+"""Locks of a run's folder: of other processes, of dead ones, of other hosts."""
 
 from __future__ import annotations
 

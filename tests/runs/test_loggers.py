@@ -1,4 +1,4 @@
-"""Sinks: what they receive, and that a failing one never ends a run."""
+"""Sinks receive every row, and a failing one never ends a run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_service_that_does_not_start_is_an_error_of_one_line_with_the_fix(
 
 
 class FakeService:
-    """Stands for wandb: init gives a run with log and finish."""
+    """A fake of wandb: init gives a run with log and finish."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []

@@ -1,4 +1,4 @@
-"""What a resume may change: each field's verdict, identity, what a run writes then."""
+"""Configuration changes of a resume: allowed, warned of, or rejected."""
 
 from __future__ import annotations
 

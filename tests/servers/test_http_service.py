@@ -1,4 +1,4 @@
-"""What the servers share: errors in the server's own form, hosts and origins, bodies, upgrades, threads."""
+"""Shared parts of the servers: errors in the server's own form, hosts and origins, bodies, upgrades, threads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_a_server_sets_a_short_switch_interval(monkeypatch: pytest.MonkeyP
 
 
 def test_a_server_that_is_cancelled_logs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """As a command is by a signal before the server takes signals itself."""
+    """A signal does so to a command before the server handles signals."""
 
     async def cancelled() -> None:
         with bound("127.0.0.1", 0) as listening:

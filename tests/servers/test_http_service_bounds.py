@@ -67,7 +67,7 @@ def guarded() -> Iterator[Child]:
 
 
 def send_until_closed(connection: socket.socket, piece: bytes, most: int) -> tuple[int, bytes]:
-    """Send `piece` again and again; how many bytes were listening until the server closed, and what it received."""
+    """Send `piece` repeatedly; the number of bytes sent until the server closed, and its reply."""
     received: list[bytes] = []
 
     def read() -> None:

@@ -59,7 +59,7 @@ def test_answers_are_those_of_the_index(url: str, corpus: Path, tmp_path: Path) 
 
 
 def test_the_bytes_of_the_original_client_are_answered(url: str) -> None:
-    """What `requests.post(url, json={...}, timeout=15)` sends."""
+    """Those of `requests.post(url, json={...}, timeout=15)`."""
     body = b'{"queries": ["place7"], "topk": 3, "return_scores": true}'
     host, port = url.removeprefix("http://").split(":")
     head = (
@@ -223,7 +223,7 @@ def test_a_key_that_no_client_can_send_is_rejected_and_not_shown(
     assert token not in message
 
 
-def test_a_port_in_use_is_found_before_the_index_is_built(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_before_the_index_is_built(refused: Callable[..., str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         message = refused("retrieval", "serve", str(tmp_path / "none.jsonl"), "--port", port)

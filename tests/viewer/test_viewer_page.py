@@ -155,7 +155,7 @@ def test_switching_a_tab_by_keyboard_keeps_the_focus(watched: Watched, name: str
     assert page.evaluate(FOCUS) == name
 
 
-def test_keys_change_the_step_and_the_help_lists_the_keys_of_each_screen(watched: Watched) -> None:
+def test_keys_change_the_step_and_the_help_lists_the_keys_of_every_screen(watched: Watched) -> None:
     page = show(watched, "#/r/first/s/1", "select[aria-label=Step]")
     page.keyboard.press("j")
     page.wait_for_selector("h1:text('Episodes of step 2')")
@@ -266,7 +266,7 @@ def test_a_screen_is_one_page_with_parallel_requests(watched: Watched) -> None:
 
 
 def test_the_scatter_has_few_elements_and_separates_ungraded_from_wrong_episodes(watched: Watched) -> None:
-    """Of each group, two rollouts are right, one is wrong, one has no grade."""
+    """Two rollouts of each group are right, one is wrong, one has no grade."""
     page = show(watched, "#/r/first/s/30?x=turns&y=sampled_tokens", ".dots")
     assert page.locator(".dots *").count() == 4
     shapes = {kind: page.locator(f".dots .{kind}").get_attribute("d") for kind in ("right", "wrong", "ungraded")}

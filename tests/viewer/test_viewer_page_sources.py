@@ -1,4 +1,4 @@
-"""The page in a browser over folders of its own: hostile texts, damaged and moved files, runs that are followed."""
+"""The page in a browser over separate folders: hostile texts, damaged and moved files, runs that are followed."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ KILLS = {"kills": 3, "step_s": 0.05}
 
 
 def _die(run: Path, held: FolderLock) -> None:
-    """What a kill leaves: half a row, and a lock that names a process that is gone."""
+    """Leave what a kill does: half a row, and a lock that names a process that is gone."""
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step":99,"rew')
     held.release()

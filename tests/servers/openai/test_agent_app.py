@@ -175,7 +175,7 @@ async def test_unsupported_parameters_are_ignored_and_named_with_the_option(stre
 
 
 NESTED = {"task": "title_generation", "task_body": {"model": "x", "messages": []}, "chat_id": None}
-"""What Open WebUI sends as metadata of a task."""
+"""Metadata of a task of Open WebUI."""
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def logs(store: Path) -> dict[str, list[Any]]:
 
 
 def written(store: Path) -> int:
-    """Bytes of all logs: told from the folder alone, so that it can be asked often."""
+    """Bytes of all logs, from the entries of the folder."""
     return sum(path.stat().st_size for path in store.glob("ep_*.jsonl"))
 
 

@@ -18,7 +18,7 @@ from support.chat_templates import LIBRECHAT, OPEN_WEBUI, QUESTION, SOURCES, STO
 from support.serving import CHAT, FACTS, about, body, scripted, sse_events
 
 
-async def test_a_stream_has_the_content_of_the_whole_reply() -> None:
+async def test_a_stream_has_the_content_of_the_reply() -> None:
     client, _, _ = scripted(None)
     complete = (await client.post(CHAT, json=about("Who?"))).json()
     streamed = (await client.post(CHAT, json=about("Who?", stream=True, stream_options={"include_usage": True}))).text

@@ -56,7 +56,7 @@ HEAD = {"created": 1}
     ],
     ids=["empty", "cut in its head", "damaged", "cut in a line", "whole"],
 )
-def test_a_log_continues_after_its_last_whole_line(tmp_path: Path, log: bytes, stored: list[Any]) -> None:
+def test_a_log_continues_after_its_last_complete_line(tmp_path: Path, log: bytes, stored: list[Any]) -> None:
     store = Store(tmp_path)
     path = tmp_path / f"{name(1)}.jsonl"
     path.write_bytes(log)
@@ -65,7 +65,7 @@ def test_a_log_continues_after_its_last_whole_line(tmp_path: Path, log: bytes, s
     assert list(store.lines(name(1))) == stored
 
 
-def test_whole_lines_that_are_cut_off_are_stored_next_to_the_log(tmp_path: Path) -> None:
+def test_complete_lines_that_are_cut_off_are_stored_next_to_the_log(tmp_path: Path) -> None:
     store = Store(tmp_path)
     path, damaged = tmp_path / f"{name(1)}.jsonl", b"\0" * 20 + b"\n" + sealed({"other": 6})
     path.write_bytes(sealed({"head": 5}) + damaged)
@@ -108,7 +108,7 @@ def flipped(data: bytes, trial: int) -> bytes:
 
 
 def content_of(response: Any) -> tuple[Any, ...]:
-    """What a reply says, without ids, times and whether it is from the store."""
+    """The content of a reply, without ids, times and whether it is from the store."""
     value = response.json()
     used = {**value["usage"], "prompt_tokens_details": None}
     return response.status_code, value["choices"], used, {**value["palimpsest"], "stored": None}

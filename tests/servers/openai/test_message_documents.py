@@ -1,4 +1,4 @@
-"""Which part of a request is the document and which the question, in plain messages and in clients' templates."""
+"""The document and the question of a request, in plain messages and in clients' templates."""
 
 from __future__ import annotations
 
@@ -125,36 +125,36 @@ def read(*messages: Message, room: int = 1000, **extra: Any) -> FoundQuery:
 
 def divided(message: str, room: int = 1000) -> tuple[DocumentRule, str, tuple[str, ...]]:
     """(rule, document, questions) of a request of one message."""
-    found = read(user(message), room=room)
-    return found.rule, found.document.text, found.questions
+    query = read(user(message), room=room)
+    return query.rule, query.document.text, query.questions
 
 
 def test_the_document_field_takes_precedence_over_files() -> None:
     file = FilePart(b"file", "a.txt")
-    found = read(user("Who?", file), document="Anna is here.", question="Where?")
-    assert (found.rule, found.document.text, found.questions) == (DocumentRule.FIELD, "Anna is here.", ("Where?",))
+    query = read(user("Who?", file), document="Anna is here.", question="Where?")
+    assert (query.rule, query.document.text, query.questions) == (DocumentRule.FIELD, "Anna is here.", ("Where?",))
 
 
 def test_files_of_all_messages_are_the_document_in_their_order() -> None:
     one, two = FilePart(b"one", "a.txt"), FilePart(b"two", "b.txt")
-    found = read(user("First?", one), Message("assistant", "Yes."), user("And then?", two))
-    assert (found.rule, found.questions) == (DocumentRule.FILES, ("And then?",))
-    assert [part.file for part in found.document.parts] == ["a.txt", "b.txt"]
+    query = read(user("First?", one), Message("assistant", "Yes."), user("And then?", two))
+    assert (query.rule, query.questions) == (DocumentRule.FILES, ("And then?",))
+    assert [part.file for part in query.document.parts] == ["a.txt", "b.txt"]
 
 
 def test_earlier_messages_are_the_document_with_their_roles() -> None:
-    found = read(Message("system", "Be short."), user("Anna is here."), Message("assistant", "Good."), user("Who?"))
-    assert (found.rule, found.document.text) == (DocumentRule.MESSAGES, "user:\nAnna is here.\n\nassistant:\nGood.")
-    assert (found.questions, found.instructions) == (("Who?",), "Be short.")
-    assert found.asked == ("Be short.\n\nWho?",)
+    query = read(Message("system", "Be short."), user("Anna is here."), Message("assistant", "Good."), user("Who?"))
+    assert (query.rule, query.document.text) == (DocumentRule.MESSAGES, "user:\nAnna is here.\n\nassistant:\nGood.")
+    assert (query.questions, query.instructions) == (("Who?",), "Be short.")
+    assert query.asked == ("Be short.\n\nWho?",)
 
 
 @pytest.mark.parametrize("room", [5, 1000])
 def test_text_around_document_tags_is_instructions_if_it_fits(room: int) -> None:
     message = "Be brief.\n<document>\nAnna is here.\n</document>\nWho?"
     assert divided(message, room) == (DocumentRule.TAGS, "Anna is here.", ("Who?",))
-    found = read(user(message), room=room)
-    assert (found.left_out, found.asked) == ((True, ("Who?",)) if room == 5 else (False, ("Be brief.\n\nWho?",)))
+    query = read(user(message), room=room)
+    assert (query.left_out, query.asked) == ((True, ("Who?",)) if room == 5 else (False, ("Be brief.\n\nWho?",)))
 
 
 def test_unclosed_tags_are_part_of_the_message() -> None:
@@ -239,25 +239,25 @@ def test_a_request_without_question_or_text_is_rejected(messages: list[Message],
 def test_a_tool_result_is_the_document() -> None:
     call, result = Message("assistant", ""), Message("tool", "Anna is here.")
     for messages in ((user("Who?"), call, result), (result, user("Who?"))):
-        found = read(*messages)
-        assert (found.rule, found.document.text, found.questions) == (DocumentRule.TOOLS, "Anna is here.", ("Who?",))
+        query = read(*messages)
+        assert (query.rule, query.document.text, query.questions) == (DocumentRule.TOOLS, "Anna is here.", ("Who?",))
 
 
 @pytest.mark.parametrize("room", [40, 100_000])
 @pytest.mark.parametrize("name", PROMPTS)
 def test_a_template_is_divided_into_document_and_question(name: str, room: int) -> None:
     messages, rule = PROMPTS[name]
-    found = found_query(messages, room)
-    assert (found.rule, found.questions) == (rule, (QUESTION,))
-    assert STORY in found.document.text
+    query = found_query(messages, room)
+    assert (query.rule, query.questions) == (rule, (QUESTION,))
+    assert STORY in query.document.text
     for boilerplate in ("###", "Use the", "Given the", "[CDATA", "<", "```", "---", "Answer"):
-        assert boilerplate not in found.document.text
+        assert boilerplate not in query.document.text
 
 
 def test_instructions_are_passed_if_they_fit_and_say_something() -> None:
     def instructions(name: str, room: int = 100_000) -> tuple[str, bool]:
-        found = found_query(PROMPTS[name][0], room)
-        return found.instructions, found.left_out
+        query = found_query(PROMPTS[name][0], room)
+        return query.instructions, query.left_out
 
     assert instructions("documents in the system message") == ("Answer briefly.", False)
     assert instructions("documents in the system message", 30) == ("", True)
@@ -267,7 +267,7 @@ def test_instructions_are_passed_if_they_fit_and_say_something() -> None:
         assert instructions(name) == ("", False)
 
 
-def test_sources_are_named_parts_of_the_document() -> None:
+def test_sources_are_named_passages_of_the_document() -> None:
     for name in ("Open WebUI", "documents, question last"):
         document = found_query(PROMPTS[name][0], 100_000).document
         assert [part.file for part in document.parts] == ["a.txt", "b.txt"]
@@ -290,9 +290,9 @@ def test_labels_and_questions_within_a_long_text_stay_in_it() -> None:
         chat(f"Context:\n{story}", QUESTION),
         chat(story, QUESTION),
     ):
-        found = found_query(messages, 100_000)
-        assert story.strip() in found.document.text
-        assert found.questions == (QUESTION,)
+        query = found_query(messages, 100_000)
+        assert story.strip() in query.document.text
+        assert query.questions == (QUESTION,)
 
 
 @pytest.mark.slow

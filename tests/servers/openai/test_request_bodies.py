@@ -1,4 +1,4 @@
-"""Which request bodies are accepted, and the errors for the others."""
+"""Request bodies that are accepted, and the errors for others."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_wrong_value_or_name_is_reported_in_a_short_line(more: dict[str, Any],
     assert len(str(error)) < 200
 
 
-def test_an_error_shows_a_large_value_without_its_whole_repr() -> None:
+def test_an_error_shows_a_large_value_without_its_repr() -> None:
     class Large(list[int]):
         def __repr__(self) -> str:
             raise AssertionError("the whole repr")
@@ -159,7 +159,7 @@ def test_an_error_shows_a_large_value_without_its_whole_repr() -> None:
         ("text", ""),
     ],
 )
-def test_parts_other_than_texts_and_files_are_rejected_and_no_address_is_fetched(part: Any, param: str) -> None:
+def test_content_other_than_texts_and_files_are_rejected_and_no_address_is_fetched(part: Any, param: str) -> None:
     assert rejected(body([part])).param == f"messages.0.content.0{param}"
 
 

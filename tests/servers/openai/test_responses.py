@@ -30,7 +30,7 @@ async def test_a_response_has_the_content_of_a_chat_completion(tmp_path: Path) -
     assert (response["status"], response["metadata"]) == ("completed", {"a": "b"})
 
 
-async def test_a_stream_is_numbered_and_ends_with_the_whole_response() -> None:
+async def test_a_stream_is_numbered_and_ends_with_the_response() -> None:
     client, _, _ = scripted(None)
     events = sse_events((await client.post(PATH, json=about("Who?", stream=True))).text)
     assert [item["sequence_number"] for item in events] == list(range(len(events)))

@@ -27,7 +27,7 @@ async def test_equal_requests_at_once_are_one_episode() -> None:
     assert len(sampler.prompts) == answers[0]["palimpsest"]["turns"]
 
 
-async def test_a_reply_names_the_rule_of_its_own_request(tmp_path: Path) -> None:
+async def test_a_reply_names_the_rule_of_its_request(tmp_path: Path) -> None:
     client, _, sampler = scripted(tmp_path)
     field = body("Who?", palimpsest={"document": "Anna is here."})
     tags = body("<document>Anna is here.</document> Who?")
@@ -178,7 +178,7 @@ async def test_a_store_that_fails_ends_the_episode_with_an_error(
         assert str(tmp_path) not in text
     assert "No space left on device" in caplog.text
     assert service.episodes.running == service.episodes.waiting == 0
-    monkeypatch.undo()  # there is room again: what was written in part stands in nobody's way
+    monkeypatch.undo()  # there is room again; the partial line is ignored
     assert (await client.post(CHAT, json=about("Who?"))).status_code == 200
     service.store.close()
     again, _, _ = scripted(tmp_path)

@@ -1,4 +1,4 @@
-"""Which words two memories share, and the source of each of the others."""
+"""Words that two memories share, and the sources of others."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def origins(result: MemoryDiff) -> list[tuple[str, str]]:
     return [("dropped" if isinstance(one, Dropped) else one.origin.value, one.text.strip()) for one in result.in_order]
 
 
-def test_each_word_has_an_origin() -> None:
+def test_every_word_has_an_origin() -> None:
     result = diff(
         "Ann lives in Rome. Bo sat. Cy ran off fast.",
         "Ann lives in Oslo. Cy ran off fast. Dee sings. Bo sat. Where? Eve wins.",
@@ -107,7 +107,7 @@ def test_each_word_has_an_origin() -> None:
     ]
 
 
-def test_a_piece_has_its_place_in_its_source() -> None:
+def test_a_piece_has_its_position_in_its_source() -> None:
     section = "Fog. Now Ann lives in Oslo, by the sea."
     (piece,) = diff("", "ann lives in Oslo.", section=section).pieces
     assert piece.source is not None
@@ -176,7 +176,7 @@ def test_a_word_is_invented_if_no_source_has_it(before: str, after: str, section
 
 
 @given(before=texts(), after=texts(), section=texts())
-def test_a_piece_has_the_words_of_its_place_in_the_source(before: str, after: str, section: str) -> None:
+def test_a_piece_has_the_words_of_its_position_in_the_source(before: str, after: str, section: str) -> None:
     held = {"memory": words(SPELLING, before), "section": words(SPELLING, section)}
     memory = words(SPELLING, after)
     for piece in diff(before, after, section=section).pieces:

@@ -44,7 +44,7 @@ def test_a_shared_prefix_is_one_node() -> None:
 
 
 @given(st.lists(st.lists(IDS, min_size=1, max_size=3), max_size=4))
-def test_each_distinct_prefix_is_in_one_node(group: list[list[list[int]]]) -> None:
+def test_every_distinct_prefix_is_in_one_node(group: list[list[list[int]]]) -> None:
     trajectories = [trajectory(prompts) for prompts in group]
     forest = prefix_forest(trajectories)
     rows = [segment.token_ids for one in trajectories for segment in segments_of(one)]

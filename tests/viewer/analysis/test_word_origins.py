@@ -1,4 +1,4 @@
-"""Where the words of a memory come from, and invented words for as long as a memory has them."""
+"""The origin of each word of a memory; invented words are marked while a memory has them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def origins(story: Story, number: int) -> list[tuple[str, int, int, str, int | N
     return [(one.text.strip(), one.turn, one.age, one.origin.value, one.offset) for one in blame(story, number)]
 
 
-def test_a_sentence_is_from_the_turn_that_read_it_with_its_place_in_the_document() -> None:
+def test_a_sentence_is_from_the_turn_that_read_it_with_its_position_in_the_document() -> None:
     fog = "Fog. "
     story = reading((f"{fog}{ROME}", ROME), (BO, f"{ROME} {BO}"), ("It rains.", f"{ROME} {BO}")).story(0)
     before = len(f"{fog}{ROME}")

@@ -20,7 +20,7 @@ def log_of(codec: Codec) -> dict[str, Any]:
     return inspect_log(episodes, codec, "run", "some/model", 1_700_000_000.0)
 
 
-def test_a_log_has_turns_of_each_episode_and_scores_of_graded_ones(tiny_codec: Codec) -> None:
+def test_a_log_has_turns_of_every_episode_and_scores_of_graded_ones(tiny_codec: Codec) -> None:
     log = log_of(tiny_codec)
     ids = [(sample["id"], sample["epoch"], sample["scores"]) for sample in log["samples"]]
     assert [item[:2] for item in ids] == [("g-tea", 1), ("g-tea", 2), ("g-tea", 3), ("g-a_.._b", 1)]

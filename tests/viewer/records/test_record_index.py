@@ -110,7 +110,7 @@ def frames_of(whole: Group, *positions: int) -> bytes:
     )
 
 
-def test_an_evaluations_frames_of_a_problem_are_one_group_with_the_last_of_each_draw(tmp_path: Path) -> None:
+def test_an_evaluations_frames_of_a_problem_are_one_group_with_the_last_of_every_draw(tmp_path: Path) -> None:
     one, other = GROUPS[1], GROUPS[0]
     path = tmp_path / "episodes.jsonl.zst"
     path.write_bytes(frames_of(one, 2) + frames_of(other, 0) + frames_of(one, 0, 2))
@@ -237,7 +237,7 @@ def test_a_frame_that_unpacks_to_more_than_a_record_is_rejected_without_its_cont
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl"])
-def test_blank_lines_take_no_object_each(name: str, tmp_path: Path) -> None:
+def test_blank_lines_take_little_memory(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     content = b"\n" * (16 << 20) + group_lines(GOOD) + b" \n" * (8 << 20)
     path.write_bytes(content if name == "a.jsonl" else zstandard.compress(content))

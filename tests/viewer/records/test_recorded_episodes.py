@@ -96,7 +96,7 @@ def test_a_model_of_the_hub_outside_the_local_cache_is_not_downloaded(
     assert "nobody/no-such-model is neither a folder here nor in the local cache" in why
 
 
-def test_groups_episodes_turns_and_tokens_are_read_by_place(run: Path, tiny_codec: Codec) -> None:
+def test_groups_episodes_turns_and_tokens_are_read_by_position(run: Path, tiny_codec: Codec) -> None:
     tiny_codec.save(run / "checkpoints" / "step-000001")
     api = answers(run)
     assert api.get(f"{STEP}/groups/1")["problem"]["id"] == "q"

@@ -1,4 +1,4 @@
-"""Facts of runs: the list, configuration, rows, pace; files of other types cost only what they contain."""
+"""Facts of runs: the list, configuration, rows, pace; damaged files leave the other facts."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_metrics_of_other_types_and_without_a_finite_sum_are_listed(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "timings.jsonl", ".lock", "summary.json"])
-def test_a_pipe_in_place_of_a_file_blocks_nothing(name: str, tmp_path: Path) -> None:
+def test_a_pipe_instead_of_a_file_blocks_nothing(name: str, tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", records={1: [GOOD]})
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)

@@ -28,7 +28,7 @@ def lock(folder: Path, **changes: Any) -> None:
 
 
 def ended() -> int:
-    """The number of a process that is no more."""
+    """The number of a process that has ended."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     return child.pid
@@ -120,7 +120,7 @@ def test_a_file_that_a_resume_cut_is_read_again(tmp_path: Path) -> None:
     assert tail.steps(row(1) + row(2)) == [1, 2]
 
 
-def test_the_file_of_another_run_in_its_place_is_another_file(tmp_path: Path) -> None:
+def test_the_file_of_another_run_at_its_path_is_another_file(tmp_path: Path) -> None:
     tail = Tail(tmp_path)
     tail.path.write_bytes(row(1) + row(2))
     before = tail.files.identity(tail.path)

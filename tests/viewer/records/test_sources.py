@@ -1,4 +1,4 @@
-"""What is found under the paths of a user: runs, evaluations, records; links that are not followed."""
+"""Sources under the paths of a user: runs, evaluations, records; links that are not followed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.view_folders import evaluation_folder, group, run_folder, sample
 
 EVENTS = tuple(Event(Plain("noted", {"text": "words " * 50}), 1) for _ in range(500))
-"""So many that the keys behind them aren't among the first bytes of a line."""
+"""Enough that the keys behind them aren't among the first bytes of a line."""
 
 
 def test_a_folder_of_runs_shows_every_run_and_evaluation_below_it(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_folder_that_is_followed_may_be_empty(tmp_path: Path) -> None:
 
 
 def test_a_folder_shows_its_files_of_episodes_and_no_others(tmp_path: Path) -> None:
-    """Such as the one that `palimpsest replay` writes into, with data and notes beside them."""
+    """The output folder of `palimpsest replay` may contain data and notes too."""
     one = group("a")
     noted = replace(one, trajectories=tuple(replace(item, events=EVENTS) for item in one.trajectories))
     (tmp_path / "inner").mkdir()
@@ -124,7 +124,7 @@ def test_a_folder_shows_its_files_of_episodes_and_no_others(tmp_path: Path) -> N
     assert {(item.name, item.kind) for item in library.sources()} == {
         ("replay.jsonl.zst", SourceKind.RECORD),
         ("inner/noted.jsonl", SourceKind.RECORD),
-        ("cut.jsonl.zst", SourceKind.RECORD),  # what is wrong with it is told where it is opened
+        ("cut.jsonl.zst", SourceKind.RECORD),  # opening it reports the damage
         ("damaged.jsonl.zst", SourceKind.RECORD),
         ("run", SourceKind.RUN),
     }

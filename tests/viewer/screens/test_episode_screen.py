@@ -57,7 +57,7 @@ def test_a_record_that_is_read_back_has_the_same_views(name: str, tmp_path: Any)
     assert everything(Opened(read_back, group.codec)) == everything(Opened(group.group, group.codec))
 
 
-def test_turns_name_the_evidence_seen_gained_held_and_lost() -> None:
+def test_turns_name_the_evidence_read_gained_held_and_lost() -> None:
     group = reading((f"Fog. {ROME}", ROME), ("It rains.", ROME), ("Bo ran.", "Bo ran."), evidence=[ROME])
     rows = episode_view(group, 0)["turns"]
     assert [(row["seen"], row["gained"], row["held"], row["lost"]) for row in rows] == [
