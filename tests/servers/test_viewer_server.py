@@ -13,9 +13,10 @@ import pytest
 
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.servers.viewer_server import HEADERS, ViewerService
+from palimpsest.text.codec import Codec
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens.viewer_api import ViewerApi
-from support.view_folders import group, run_folder, state_of
+from support.view_folders import evaluation_folder, group, run_folder, sample, state_of
 
 ROWS = [{"step": step, "reward/mean": 0.5} for step in (1, 2)]
 
@@ -147,13 +148,15 @@ async def test_names_and_texts_that_are_not_unicode_are_shown(tmp_path: Path) ->
 
 EPISODE = "/steps/1/groups/0/rollouts/0"
 ROUTES = (
-    *("", "/metrics", "/timings", "/events", "/alarms", "/steps"),
+    *("", "/metrics", "/timings", "/events", "/alarms", "/items", "/steps"),
     *("/steps/1/episodes", "/steps/1/measures?groups=0", "/steps/1/decoder", "/steps/1/groups/0"),
     *(EPISODE, f"{EPISODE}/turns/0", f"{EPISODE}/turns/0/tokens"),
 )
 
 
-async def test_every_route_leaves_the_folder_as_it_was(run: Path) -> None:
+async def test_every_route_leaves_the_folder_as_it_was(run: Path, tiny_codec: Codec) -> None:
+    tiny_codec.save(run / "checkpoints" / "step-000001")
+    evaluation_folder(run / "evaluations" / "after" / "shard-1-of-1", [sample("set", "a", 1.0)])
     before = state_of(run)
     for path in ("/", "/api/runs", *(f"/api/runs/first{route}" for route in ROUTES)):
         assert (await send(run, path)).status_code == 200, path

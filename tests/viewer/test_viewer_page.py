@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.browser import Watched, watching
-from support.view_folders import chunks, evaluation_folder, group, run_folder, state_of
+from support.view_folders import chunks, evaluation_folder, group, run_folder
 from support.viewer import viewer
 
 METRICS = [
@@ -411,13 +411,6 @@ def test_wrong_values_in_an_address_are_ignored(address: str, watched: Watched) 
     page = watched.go(address)
     page.wait_for_timeout(300)
     assert page.locator("[role=alert]").count() == 0
-
-
-def test_no_screen_changes_the_folder(watched: Watched, folder: Path) -> None:
-    before = state_of(folder)
-    for address in SCREENS:
-        watched.go(address)
-    assert state_of(folder) == before
 
 
 def test_judge_disagreements_are_first_and_problems_are_filtered(watched: Watched) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import random
 import re
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -56,20 +54,6 @@ def test_the_server_gives_the_answer_of_ask(url: str, tmp_path: Path) -> None:
 def test_a_text_that_the_bundled_model_cannot_read_is_noted(url: str, text: str, codes: list[str]) -> None:
     answer = send(url, [part(text), {"type": "text", "text": "What does Bob3 sell?"}]).json()
     assert [note["code"] for note in answer["palimpsest"].get("notes", [])] == codes
-
-
-def test_a_long_message_is_read(url: str) -> None:
-    answer = send(url, f"{FACTS * 4}\n\nWhat does Bob3 sell?").json()["palimpsest"]
-    assert answer["input"] == "last_paragraph"
-    assert answer["turns"] > 30
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-def test_curl_reads_a_stream(url: str) -> None:
-    command = ["curl", "-sN", url + CHAT, "-d", json.dumps(body(f"<document>{FACTS}</document> Who?", stream=True))]
-    lines = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()
-    assert lines[-2:] == ["data: [DONE]", ""]
-    assert json.loads(lines[0][6:])["choices"][0]["delta"]["role"] == "assistant"
 
 
 def test_many_requests_at_once_are_answered_or_rejected(url: str) -> None:
@@ -149,16 +133,6 @@ def test_openai_python_responses(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(model="palimpsest", input=text, background=True)
     assert refused.value.param == "background"
-
-
-async def test_openai_python_async(url: str) -> None:
-    openai = pytest.importorskip("openai")
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as client:
-        asks = [
-            client.chat.completions.create(model="palimpsest", messages=[{"role": "user", "content": f"Who is {n}?"}])
-            for n in range(8)
-        ]
-        assert all(answer.choices[0].message.content is not None for answer in await asyncio.gather(*asks))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -208,14 +207,6 @@ def test_a_missing_file_is_reported_as_moved(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(NotThere, match="moved or deleted"):
         index.rows()
-
-
-def test_reading_writes_nothing(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl.zst", GROUPS)
-    before = os.stat(path).st_mtime_ns
-    RecordIndex(path).rows()
-    assert [item.name for item in tmp_path.iterdir()] == [path.name]
-    assert os.stat(path).st_mtime_ns == before
 
 
 @pytest.mark.parametrize("sized", [True, False])

@@ -10,13 +10,12 @@ import pytest
 
 from palimpsest.rollout import trajectory_file
 from palimpsest.rollout.trajectory_file import encode_groups
-from palimpsest.text.codec import Codec
 from palimpsest.types import Group
 from palimpsest.viewer.records import record_index
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens import group_screen
 from palimpsest.viewer.screens.viewer_api import ViewerApi
-from support.view_folders import evaluation_folder, group, run_folder, sample, state_of
+from support.view_folders import group, run_folder
 
 
 def test_only_the_last_few_groups_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,21 +51,3 @@ def test_a_slow_group_blocks_no_other(tmp_path: Path, monkeypatch: pytest.Monkey
         finally:
             released.set()
         assert slow.result(20)
-
-
-def test_no_request_changes_the_folder(tmp_path: Path, tiny_codec: Codec) -> None:
-    rows = [{"step": 1, "reward/mean": 0.5}]
-    run = run_folder(tmp_path / "first", rows, records={1: [group("a")]}, events=[{"kind": "x"}])
-    tiny_codec.save(run / "checkpoints" / "step-000001")
-    evaluation_folder(run / "evaluations" / "after" / "shard-1-of-1", [sample("set", "a", 1.0)])
-    before = state_of(run)
-    api = ViewerApi(Library([run]))
-    episode = "/steps/1/groups/0/rollouts/0"
-    paths = ["", *(f"/{name}" for name in ("metrics", "timings", "events", "alarms", "items", "steps"))]
-    paths += ["/steps/1/episodes", "/steps/1/decoder", "/steps/1/groups/0"]
-    for path in ("/api/runs", *(f"/api/runs/first{item}" for item in paths)):
-        api.get(path)
-    for path in (episode, f"{episode}/turns/0", f"{episode}/turns/0/tokens"):
-        api.get(f"/api/runs/first{path}")
-    api.get("/api/runs/first/steps/1/measures", {"groups": "0"})
-    assert state_of(run) == before
