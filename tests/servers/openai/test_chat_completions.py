@@ -290,10 +290,10 @@ async def test_a_task_call_is_answered(limit: dict[str, int]) -> None:
 @pytest.mark.parametrize("lenient", [False, True])
 async def test_very_many_wrong_values_are_one_error(key: str, lenient: bool) -> None:
     numbers = {str(number): 1 for number in range(20_000)}
-    more = {"stop": {"stop": [1] * 20_000}, "keys": numbers, "metadata": {"metadata": numbers}}[key]
+    cases: dict[str, Any] = {"stop": {"stop": [1] * 20_000}, "keys": numbers, "metadata": {"metadata": numbers}}
     client, _, _ = scripted(None, options=ServerOptions(ignore_unsupported=lenient))
     tracemalloc.start()
-    response = await client.post(CHAT, json={**LIBRECHAT_BODY, **more})
+    response = await client.post(CHAT, json={**LIBRECHAT_BODY, **cases[key]})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert response.status_code == 400
