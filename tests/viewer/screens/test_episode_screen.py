@@ -100,10 +100,10 @@ def test_memories_are_searched_without_case_and_line_breaks() -> None:
 
 
 def test_a_replay_is_labelled_and_its_edited_memory_is_not_invented() -> None:
-    group = reading(("Fog.", "Ann flies."), ("It rains.", "Ann flies."))
-    (one,) = group.group.trajectories
+    original = reading(("Fog.", "Ann flies."), ("It rains.", "Ann flies."))
+    (one,) = original.group.trajectories
     event = Event(Replayed("g, rollout 0", 1, "Ann flies."), 1)
-    group = replace(group.group, trajectories=(one, replace(one, events=(event,))), grades=group.group.grades * 2)
+    group = replace(original.group, trajectories=(one, replace(one, events=(event,))), grades=original.group.grades * 2)
     both = Opened(group, LETTERS)
     views = [episode_view(both, rollout) for rollout in (0, 1)]
     assert [view["replayed"] for view in views] == [None, "replayed from turn 2 with another memory"]
