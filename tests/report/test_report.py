@@ -1,12 +1,9 @@
-"""Figures and the HTML report."""
+"""The HTML report of a quickstart: figures, plots, text of models, layout."""
 
 from __future__ import annotations
 
 import base64
 import re
-import struct
-import threading
-import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,7 +16,7 @@ from palimpsest.app.quickstart.quickstart_results import Results, evaluation_res
 from palimpsest.config.load import load_recipe
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import EvalSummary, PositionSummary, score, summarise
-from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
+from palimpsest.report.plots import reward_figure
 from palimpsest.text.display_text import visible
 from support.evaluations import report_tables, sample
 
@@ -27,7 +24,7 @@ ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e{{ 
 
 
 def cell(right: int, tokens: float, **changes: Any) -> EvalSummary:
-    """Of ten problems."""
+    """A summary of ten problems."""
     made = summarise(Cell("synthetic", 4, "chunks", "agent"), [sample(f"p{at}", float(at < right)) for at in range(10)])
     return replace(made, tokens_per_document=tokens, **{"tokens_per_correct": None} | changes)
 
@@ -36,7 +33,7 @@ def results(planned: int = 4, **changes: Any) -> Results:
     settings = {"seed": 3, "evaluation.sizes": [1, 4], "evaluation.note": ATTACK, "data.curriculum.chunks": [planned]}
     shown = sample("p", 1.0, gold=ATTACK, question=ATTACK, answer=ATTACK, memory=ATTACK)
     before = {"measures": {"copy_fidelity": 0.98}}
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "grid": Grid(load_recipe("memagent-quickstart", settings)),
         "trained": 4,
         "wall_s": 90.0,
@@ -49,10 +46,10 @@ def results(planned: int = 4, **changes: Any) -> Results:
         "sizes": [1, 1, 2, 2],
         "samples": [shown],
     }
-    return Results(**{**given, **changes})
+    return Results(**{**values, **changes})
 
 
-def test_multiples_are_of_what_was_trained_on_and_a_size_that_was_not_reached_is_said() -> None:
+def test_multiples_are_of_the_trained_length_and_an_unreached_length_is_named() -> None:
     short = results(trained=2)
     assert [short.grid.size(point) for point in short.points] == [4, 16]
     assert [short.heading(point) for point in short.points] == ["4 chunks (2x)", "16 chunks (8x)"]
@@ -60,6 +57,13 @@ def test_multiples_are_of_what_was_trained_on_and_a_size_that_was_not_reached_is
     assert "At 8x the training length" in lead(short)
     assert lead(short).endswith("before its problems reached 4 chunks: the largest had 2 chunks.")
     assert "before its problems reached" not in lead(results())
+
+
+def test_the_lead_has_the_accuracy_before_and_after_training() -> None:
+    assert lead(results()) == (
+        "At 4 chunks per document, the agent's accuracy went from 30.0% before reinforcement learning to 100.0% after "
+        "it. At 4x the training length it is 90.0%; in comparison: 0.0% (last window only)."
+    )
 
 
 class Reader(HTMLParser):
@@ -77,23 +81,17 @@ class Reader(HTMLParser):
         self.text += data
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> tuple[str, Reader]:
-    write_report(tmp_path, results())
-    html = (tmp_path / "report.html").read_text("utf-8")
+def write(folder: Path, **changes: Any) -> tuple[str, Reader]:
+    """The report of results with some changes, and what a browser reads in it."""
+    write_report(folder, results(**changes))
+    html = (folder / "report.html").read_text("utf-8")
     reader = Reader()
     reader.feed(html)
     return html, reader
 
 
-def png_size(data: bytes) -> tuple[int, int]:
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", data[16:24])
-    return width, height
-
-
-def test_text_of_a_model_cannot_become_markup(report: tuple[str, Reader]) -> None:
-    html, reader = report
+def test_text_of_a_model_cannot_become_markup_or_load_anything(tmp_path: Path) -> None:
+    html, reader = write(tmp_path)
     assert not [tag for tag, _ in reader.tags if tag == "script"]
     assert all(attrs["src"] and attrs["src"].startswith("data:image/png") for tag, attrs in reader.tags if tag == "img")
     assert not [name for _, attrs in reader.tags for name in attrs if name.startswith("on")]
@@ -101,24 +99,21 @@ def test_text_of_a_model_cannot_become_markup(report: tuple[str, Reader]) -> Non
     assert reader.text.count("<script>alert(1)</script>") == len(shown)
     assert "{{ 7*7 }}" in reader.text
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e]", html)
-
-
-def test_the_report_loads_nothing_from_outside(report: tuple[str, Reader]) -> None:
-    html, reader = report
     assert not re.search(r"https?://", html)
     assert [attrs["content"] for tag, attrs in reader.tags if "content-security-policy" in str(attrs).lower()]
     assert {tag for tag, _ in reader.tags}.isdisjoint({"link", "iframe", "object", "form"})
 
 
-def test_figures_in_the_report_are_the_files_beside_it(tmp_path: Path) -> None:
-    write_report(tmp_path, results())
-    html = (tmp_path / "report.html").read_text("utf-8")
+def test_the_same_results_give_the_same_bytes_with_the_plots_of_the_files(tmp_path: Path) -> None:
+    html, _ = write(tmp_path / "a")
+    assert write(tmp_path / "b")[0] == html
     inside = [base64.b64decode(data) for data in re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", html)]
-    assert inside == [(tmp_path / "plots" / f"{name}.png").read_bytes() for name in ("accuracy", "tokens", "reward")]
+    plots = [tmp_path / "a" / "plots" / f"{name}.png" for name in ("accuracy", "tokens", "reward")]
+    assert inside == [plot.read_bytes() for plot in plots]
 
 
-def test_the_first_table_has_a_row_per_agent_and_a_column_per_length(report: tuple[str, Reader]) -> None:
-    html, reader = report
+def test_the_first_table_has_a_row_per_agent_and_a_column_per_length(tmp_path: Path) -> None:
+    html, reader = write(tmp_path)
     assert [[cell.partition("\n")[0] for cell in row] for row in report_tables(html)[0]] == [
         ["", "4 chunks (1x)", "16 chunks (4x)"],
         ["agent after RL", "100.0%", "90.0%"],
@@ -154,32 +149,20 @@ def test_a_report_needs_no_horizontal_scroll(browser: Any, tmp_path: Path, width
         (None, "ungraded", "(no grade: judge: no answer)"),
     ],
 )
-def test_an_episode_shown_says_what_its_grade_is(
-    tmp_path: Path, value: float | None, kind: str, mark: str | None
-) -> None:
+def test_an_episode_has_a_label_for_its_grade(tmp_path: Path, value: float | None, kind: str, mark: str | None) -> None:
     reason = None if value is not None else "judge: no answer"
-    shown = sample("p", value, gold="gold", reason=reason)
-    write_report(tmp_path, results(samples=[shown]))
-    reader = Reader()
-    reader.feed((tmp_path / "report.html").read_text("utf-8"))
+    _, reader = write(tmp_path, samples=[sample("p", value, gold="gold", reason=reason)])
     assert [attrs["class"] for tag, attrs in reader.tags if tag == "dl" and attrs] == [f"sample {kind}"]
     assert ("gold (" in reader.text) == (mark is not None)
     assert mark is None or f"gold {mark}" in reader.text
 
 
-def test_the_lead_says_what_was_measured() -> None:
-    assert lead(results()) == (
-        "At 4 chunks per document, the agent's accuracy went from 30.0% before reinforcement learning to 100.0% after "
-        "it. At 4x the training length it is 90.0%; in comparison: 0.0% (last window only)."
-    )
-
-
-def test_what_was_not_graded_is_a_dash_and_not_zero(tmp_path: Path) -> None:
+def test_ungraded_episodes_are_a_dash_and_not_zero(tmp_path: Path) -> None:
     empty = replace(cell(0, 0.0), accuracy=score([]), ungraded=10)
-    changed = results(cells={"agent": {1: empty}, "agent_before": {1: cell(1, 5)}}, rewards=[], sizes=[], samples=[])
-    write_report(tmp_path, changed)
+    cells = {"agent": {1: empty}, "agent_before": {1: cell(1, 5)}}
+    html, _ = write(tmp_path, cells=cells, rewards=[], sizes=[], samples=[])
     assert not (tmp_path / "plots" / "reward.png").exists()
-    accuracy, figures, *_ = report_tables((tmp_path / "report.html").read_text("utf-8"))
+    accuracy, figures, *_ = report_tables(html)
     assert accuracy[1] == ["agent after RL", "–"]
     assert figures[2][:3] == ["4 chunks (1x)", "10, 10 ungraded", "–"]
 
@@ -187,8 +170,8 @@ def test_what_was_not_graded_is_a_dash_and_not_zero(tmp_path: Path) -> None:
 def test_every_player_has_a_row_of_figures_and_of_evidence_at_every_length(tmp_path: Path) -> None:
     parts = [PositionSummary(at / 5, (at + 1) / 5, 2, score([1.0, 0.0])) for at in range(5)]
     row = {point: cell(5, 100, by_evidence=parts, tokens_per_correct=1234.4) for point in (1, 4)}
-    write_report(tmp_path, results(cells=dict.fromkeys(("agent", "agent_before"), row)))
-    _, figures, evidence = report_tables((tmp_path / "report.html").read_text("utf-8"))
+    html, _ = write(tmp_path, cells=dict.fromkeys(("agent", "agent_before"), row))
+    _, figures, evidence = report_tables(html)
     sizes = ["4 chunks (1x)", "16 chunks (4x)"]
     names = ["agent after RL", *sizes, "same model before RL", *sizes]
     assert [row[0] for row in figures[1:]] == [row[0] for row in evidence[1:]] == names
@@ -196,63 +179,14 @@ def test_every_player_has_a_row_of_figures_and_of_evidence_at_every_length(tmp_p
     assert {row[1] for row in evidence[1:] if row[1:]} == {"50%\nof 2, 9% to 91%"}
 
 
-def test_bands_are_spoken_of_where_training_went_through_several_sizes_alone(tmp_path: Path) -> None:
+def test_bands_are_explained_only_if_training_had_several_sizes(tmp_path: Path) -> None:
     for name, sizes in (("grown", [1, 1, 2, 2]), ("one", [2, 2, 2, 2])):
-        write_report(tmp_path / name, results(sizes=sizes))
-        text = (tmp_path / name / "report.html").read_text()
+        text, _ = write(tmp_path / name, sizes=sizes)
         assert "Thin line: mean reward" in text
         assert ("Each band is" in text) == (name == "grown")
     assert reward_figure([0.1, 0.9], [1, 2]) != reward_figure([0.1, 0.9], [2, 2])
 
 
-def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_report(tmp_path / name, results())
-    assert (tmp_path / "a" / "report.html").read_bytes() == (tmp_path / "b" / "report.html").read_bytes()
-
-
-def test_pictures_are_whole_and_legible_in_size() -> None:
-    points = [Point(4 * m, 0.9, 0.8, 1.0) for m in (1, 16, 64, 256)]
-    for png in (
-        reward_figure([0.1, 0.9], [1, 2]),
-        accuracy_figure({"agent": points}, training_length=4),
-        tokens_figure({"agent": points}, training_length=4),
-    ):
-        width, height = png_size(png)
-        assert width > 900
-        assert height > 500
-        assert len(zlib.decompress(b"".join(_idat(png)))) > width * height
-
-
-def _idat(png: bytes) -> list[bytes]:
-    found, at = [], 8
-    while at < len(png):
-        (length,) = struct.unpack(">I", png[at : at + 4])
-        if png[at + 4 : at + 8] == b"IDAT":
-            found.append(png[at + 8 : at + 8 + length])
-        at += 12 + length
-    return found
-
-
 def test_visible_keeps_text_and_shows_controls() -> None:
     assert visible("Zoë 東京\nok") == "Zoë 東京\nok"
     assert visible("\x00\x9b\u200f\ud800") == "\\x00\\x9b\\u200f\\ud800"
-
-
-def test_figures_drawn_on_new_threads_open_no_further_file() -> None:
-    points, opened, end = {"agent": [Point(4, 0.5, 0.4, 0.6)]}, list[int](), threading.Event()
-
-    def draw() -> None:
-        accuracy_figure(points, training_length=4)
-        opened.append(len(list(Path("/proc/self/fd").iterdir())))
-        end.wait()  # another thread may get the name of one that ended
-
-    threads = [threading.Thread(target=draw) for _ in range(4)]
-    for number, thread in enumerate(threads):
-        thread.start()
-        while len(opened) <= number and thread.is_alive():
-            thread.join(0.01)
-    end.set()
-    for thread in threads:
-        thread.join()
-    assert opened == opened[:1] * 4

@@ -24,7 +24,7 @@ def content(step: int) -> bytes:
 
 
 def write_state(step: int) -> Write:
-    """What a learner writes: two files, one of them in a folder."""
+    """Write a learner's state: two files, one of them in a folder."""
 
     async def write(folder: Path) -> dict[str, str]:
         files.write_plain(folder / "model.safetensors", content(step))
@@ -45,7 +45,7 @@ def save(store: Checkpoints, *steps: int) -> None:
         asyncio.run(store.save(step, write_state(step), {"stage": step}))
 
 
-def holds(folder: Path, step: int) -> bool:
+def newest_is(folder: Path, step: int) -> bool:
     found = checkpoints(folder).latest()
     assert found is not None
     assert found.state == {"stage": found.step}
@@ -54,19 +54,16 @@ def holds(folder: Path, step: int) -> bool:
     return found.step == step
 
 
-def test_what_was_saved_is_found_with_its_state(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_found_with_its_state(tmp_path: Path) -> None:
+    assert checkpoints(tmp_path / "none").latest() is None
     save(checkpoints(tmp_path), 20)
     found = checkpoints(tmp_path).latest()
     assert found is not None
     assert (found.step, found.path.name, found.size) == (20, "step-000020", 6000)
-    assert holds(tmp_path, 20)
+    assert newest_is(tmp_path, 20)
 
 
-def test_no_checkpoint_is_not_an_error(tmp_path: Path) -> None:
-    assert checkpoints(tmp_path / "none").latest() is None
-
-
-def test_only_the_newest_are_kept_and_step_numbers_sort_as_numbers(tmp_path: Path) -> None:
+def test_only_the_newest_remain_and_step_numbers_sort_as_numbers(tmp_path: Path) -> None:
     save(checkpoints(tmp_path), 20, 999_999, 1_000_000)
     assert [path.name for path in checkpoints(tmp_path).paths()] == ["step-999999", "step-1000000"]
 
@@ -84,7 +81,7 @@ def test_a_crash_at_any_file_operation_leaves_a_good_checkpoint(tmp_path: Path) 
                     crashed = False
                 except Crash:
                     crashed = True
-            assert holds(folder, 60 if "rename" in done else 40)
+            assert newest_is(folder, 60 if "rename" in done else 40)
             save(checkpoints(folder), 80)  # and the next save cleans up what the crash left
             assert sorted(path.name for path in folder.iterdir())[-1] == "step-000080"
             assert not [path for path in folder.iterdir() if path.name.startswith(".")]
@@ -105,11 +102,11 @@ def test_a_crash_while_a_damaged_checkpoint_is_replaced_leaves_an_older_one(tmp_
                 break
             except Crash:
                 pass
-        assert holds(folder, 20) or holds(folder, 40)
-    assert holds(folder, 40)
+        assert newest_is(folder, 20) or newest_is(folder, 40)
+    assert newest_is(folder, 40)
 
 
-def test_a_resume_removes_what_a_kill_between_the_last_save_and_its_prune_left(tmp_path: Path) -> None:
+def test_a_resume_prunes_after_a_kill_between_the_last_save_and_its_prune(tmp_path: Path) -> None:
     """No save follows that would do it."""
     tried = 0
     for part in (0.0, 0.5):
@@ -124,24 +121,24 @@ def test_a_resume_removes_what_a_kill_between_the_last_save_and_its_prune_left(t
                     tried += 1
             store = checkpoints(folder)
             store.tidy(store.latest())
-            kept = [40, 60] if "rename" in done else [20, 40]
-            assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:06d}" for step in kept]
+            expected = [40, 60] if "rename" in done else [20, 40]
+            assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:06d}" for step in expected]
     assert tried >= 2 * 8
 
 
-def test_a_damaged_checkpoint_is_never_kept_in_the_place_of_a_good_one(tmp_path: Path) -> None:
-    """The run goes on from 20, and is stopped at 30: a prune by number alone would leave 40, which doesn't load."""
-    (damaged(tmp_path) / "model.safetensors").write_bytes(b"")
+def test_a_damaged_checkpoint_never_replaces_a_good_one(tmp_path: Path) -> None:
+    """The run continues from 20 and stops at 30; a prune by number would leave 40, which doesn't load."""
+    (two_checkpoints(tmp_path) / "model.safetensors").write_bytes(b"")
     store = checkpoints(tmp_path, keep=1)
     store.tidy(store.latest())
     save(store, 30)
-    assert holds(tmp_path, 30)
+    assert newest_is(tmp_path, 30)
     save(store, 40)
     assert [path.name for path in store.paths()] == ["step-000040"]
-    assert holds(tmp_path, 40)
+    assert newest_is(tmp_path, 40)
 
 
-def damaged(folder: Path) -> Path:
+def two_checkpoints(folder: Path) -> Path:
     """The newest of two checkpoints, to be damaged."""
     save(checkpoints(folder), 20, 40)
     return folder / "step-000040"
@@ -149,7 +146,7 @@ def damaged(folder: Path) -> Path:
 
 @pytest.mark.parametrize("flips_a_file", [50, pytest.param(700, marks=pytest.mark.slow)])
 def test_no_flipped_bit_loads_silently(tmp_path: Path, flips_a_file: int) -> None:
-    target = damaged(tmp_path)
+    target = two_checkpoints(tmp_path)
     rng = random.Random(0)
     files = [path for path in target.rglob("*") if path.is_file()]
     flips = [(file, rng.randrange(file.stat().st_size * 8)) for file in files for _ in range(flips_a_file)]
@@ -161,16 +158,16 @@ def test_no_flipped_bit_loads_silently(tmp_path: Path, flips_a_file: int) -> Non
         with pytest.raises(CheckpointError):
             verify(target)
         file.write_bytes(good)
-    assert holds(tmp_path, 40)
+    assert newest_is(tmp_path, 40)
 
 
-def test_no_truncation_loads_silently_and_the_one_before_is_taken(tmp_path: Path) -> None:
-    target = damaged(tmp_path)
+def test_no_truncation_loads_silently_and_the_checkpoint_before_is_loaded(tmp_path: Path) -> None:
+    target = two_checkpoints(tmp_path)
     for file in [path for path in target.rglob("*") if path.is_file()]:
         good = file.read_bytes()
         for length in range(0, len(good), 97):
             file.write_bytes(good[:length])
-            assert holds(tmp_path, 20)
+            assert newest_is(tmp_path, 20)
         file.unlink()
         warnings: list[str] = []
         found = checkpoints(tmp_path, warnings).latest()
@@ -180,23 +177,23 @@ def test_no_truncation_loads_silently_and_the_one_before_is_taken(tmp_path: Path
         file.write_bytes(good)
 
 
-def test_files_of_another_checkpoint_or_a_renamed_folder_are_refused(tmp_path: Path) -> None:
-    target = damaged(tmp_path)
+def test_files_of_another_checkpoint_or_a_renamed_folder_are_rejected(tmp_path: Path) -> None:
+    target = two_checkpoints(tmp_path)
     shutil.copy(tmp_path / "step-000020" / "model.safetensors", target / "model.safetensors")
-    assert holds(tmp_path, 20)
+    assert newest_is(tmp_path, 20)
     shutil.rmtree(target)
     shutil.copytree(tmp_path / "step-000020", tmp_path / "step-000060")
-    assert holds(tmp_path, 20)
+    assert newest_is(tmp_path, 20)
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_configuration_is_rejected(tmp_path: Path) -> None:
     save(checkpoints(tmp_path), 20)
     with pytest.raises(CheckpointError, match="belongs to another configuration"):
         checkpoints(tmp_path, identity="other").latest()
 
 
-def test_when_nothing_verifies_the_run_does_not_start_over_in_silence(tmp_path: Path) -> None:
-    target = damaged(tmp_path)
+def test_a_run_does_not_start_over_silently_if_no_checkpoint_verifies(tmp_path: Path) -> None:
+    target = two_checkpoints(tmp_path)
     for folder in (target, tmp_path / "step-000020"):
         (folder / "manifest.json").unlink()
     with pytest.raises(CheckpointError, match="none of 2 checkpoints verifies"):
@@ -222,9 +219,7 @@ def file_size_limit(limit: int) -> Iterator[None]:
         ({"model.safetensors": None, "more": "0" * 64}, "more has a SHA-256 but is missing"),
     ],
 )
-def test_a_learner_that_says_something_else_than_it_wrote_saves_nothing(
-    tmp_path: Path, claimed: dict[str, Any], reason: str
-) -> None:
+def test_wrong_hashes_from_a_learner_save_nothing(tmp_path: Path, claimed: dict[str, Any], reason: str) -> None:
     async def write(folder: Path) -> dict[str, str]:
         (folder / "model.safetensors").write_bytes(b"weights")
         true = files.hashes(folder)
@@ -233,7 +228,7 @@ def test_a_learner_that_says_something_else_than_it_wrote_saves_nothing(
     save(checkpoints(tmp_path), 20)
     with pytest.raises(CheckpointError, match=reason):
         asyncio.run(checkpoints(tmp_path).save(40, write, {}))
-    assert holds(tmp_path, 20)
+    assert newest_is(tmp_path, 20)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint_and_no_temporary_files(tmp_path: Path) -> None:
@@ -245,10 +240,10 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_no_temporary_files(tmp_path: 
         assert str(tmp_path / "step-000040") in str(error.value)
         assert "ulimit" in str(error.value)  # the limit of a file's size, not the disk's room
         assert sorted(tmp_path.rglob("*")) == before
-    assert holds(tmp_path, 20)
+    assert newest_is(tmp_path, 20)
 
 
-def test_a_full_disk_met_by_safetensors_itself_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_in_safetensors_is_an_error_of_one_line(tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -260,4 +255,4 @@ def test_a_full_disk_met_by_safetensors_itself_is_told_in_one_line(tmp_path: Pat
     with pytest.raises(CheckpointError, match="can't be written") as error, file_size_limit(5000):
         asyncio.run(checkpoints(tmp_path).save(40, write, {}))
     assert "\n" not in str(error.value)
-    assert holds(tmp_path, 20)
+    assert newest_is(tmp_path, 20)

@@ -1,9 +1,10 @@
-"""Sinks: what reaches them, and that a failing one never ends a run."""
+"""Sinks receive every row, and a failing one never ends a run."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from palimpsest.app.train.training_run import train
 from palimpsest.config.load import parse_config
-from palimpsest.config.schema import RunConfig
+from palimpsest.config.schema import LoggingConfig, RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import JsonlLogger, Logger, LoggerSet, Supervised, build_loggers
@@ -21,10 +22,10 @@ from support.fakes import make_trainer, small_config
 
 
 def config(*sinks: str) -> RunConfig:
-    return RunConfig.model_validate({**small_config().model_dump(mode="json"), "logging": {"report_to": list(sinks)}})
+    return small_config().model_copy(update={"logging": LoggingConfig(report_to=list(sinks))})
 
 
-def test_rows_go_to_metrics_and_timings_apart(tmp_path: Path) -> None:
+def test_rows_go_to_metrics_and_timings(tmp_path: Path) -> None:
     with open_run(tmp_path / "run", config("jsonl")) as folder:
         loggers = build_loggers(folder.config, folder)
         loggers.log(1, {"reward/mean": 0.5}, {"rollout_s": 2.0})
@@ -33,7 +34,7 @@ def test_rows_go_to_metrics_and_timings_apart(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "run" / "timings.jsonl") == [{"step": 1, "rollout_s": 2.0}]
 
 
-def test_tensorboard_files_hold_what_was_logged(tmp_path: Path) -> None:
+def test_tensorboard_files_contain_the_logged_values(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -48,39 +49,29 @@ def test_tensorboard_files_hold_what_was_logged(tmp_path: Path) -> None:
     assert [e.value for e in events.Scalars("time/rollout_s")] == [2.0, 2.0]
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class NotLoggedIn:
+    def init(self, **options: Any) -> None:
+        raise PermissionError("No API key configured.\nUse wandb login")
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        (None, r"^logging\.report_to=wandb: .* pip install .*\[wandb\]'"),
+        (NotLoggedIn(), r"^logging\.report_to='wandb': could not be made: PermissionError: No API key"),
+    ],
+    ids=["not installed", "not logged in"],
+)
+def test_a_service_that_does_not_start_is_an_error_of_one_line_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, error: str
 ) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with (
-        open_run(tmp_path / "run", config("wandb")) as folder,
-        pytest.raises(ConfigError, match=r"logging\.report_to=wandb: .* pip install .*\[wandb\]'"),
-    ):
-        build_loggers(folder.config, folder)
-
-
-def test_a_service_that_does_not_start_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    class NotLoggedIn:
-        def init(self, **options: Any) -> None:
-            raise PermissionError("No API key configured.\nUse wandb login")
-
-    monkeypatch.setitem(sys.modules, "wandb", NotLoggedIn())
-    with (
-        open_run(tmp_path / "run", config("wandb")) as folder,
-        pytest.raises(
-            ConfigError,
-            match=r"^logging\.report_to='wandb': could not be made: PermissionError: No API key",
-        ),
-    ):
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    with open_run(tmp_path / "run", config("wandb")) as folder, pytest.raises(ConfigError, match=error):
         build_loggers(folder.config, folder)
 
 
 class FakeService:
-    """Stands for wandb: init gives a run with log and finish."""
+    """A fake of wandb: init gives a run with log and finish."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []
@@ -98,11 +89,9 @@ class FakeService:
         self.finished += 1
 
 
-def test_a_service_gets_every_row_once_and_a_resume_goes_on_in_the_same_run(
+def test_a_service_gets_every_row_once_and_a_resume_continues_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     service = FakeService()
     monkeypatch.setitem(sys.modules, "wandb", service)
     for step, resume in ((1, False), (2, True)):
@@ -135,7 +124,7 @@ class Broken(Logger):
         raise ConnectionError("no route to host")
 
 
-def test_a_failing_sink_is_counted_and_told_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_failing_sink_is_counted_and_reported_and_the_run_continues(tmp_path: Path) -> None:
     warnings: list[str] = []
     with open_run(tmp_path / "run", small_config(), on_warning=warnings.append) as folder:
         broken = Supervised("remote", Broken().log, folder.warn)
@@ -150,11 +139,11 @@ def test_a_failing_sink_is_counted_and_told_and_the_run_goes_on(tmp_path: Path) 
     assert [row["sink_failures"] for row in read_rows(tmp_path / "run" / "timings.jsonl")] == [0, 1, 2, 3, 4, 5]
 
 
-OWN = """
+CUSTOM = """
 from pathlib import Path
 
 class Csv:
-    def __init__(self, folder: Path, config): self.file, self.seed = folder / "own.csv", config.seed
+    def __init__(self, folder: Path, config): self.file, self.seed = folder / "custom.csv", config.seed
     def log(self, step, metrics, timings):
         with self.file.open("a") as file: print(self.seed, step, metrics["reward/mean"], sep=",", file=file)
     def close(self): self.file.with_suffix(".done").touch()
@@ -173,73 +162,70 @@ class Unset:
 
 
 @pytest.fixture
-def own_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_sinks.py").write_text(OWN)
+def custom_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "custom_sinks.py").write_text(CUSTOM)
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-@pytest.mark.usefixtures("own_sinks")
-def test_a_run_writes_to_sinks_of_the_users_own_and_one_that_raises_is_told_once(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("custom_sinks")
+def test_a_run_writes_to_custom_sinks_and_one_that_raises_is_reported_once(tmp_path: Path) -> None:
     warnings: list[str] = []
-    sinks = config("own_sinks:Csv", "own_sinks:breaks", "jsonl")
+    sinks = config("custom_sinks:Csv", "custom_sinks:breaks", "jsonl")
     with open_run(tmp_path / "run", sinks, on_warning=warnings.append) as folder:
         finished = asyncio.run(make_trainer(folder, loggers=build_loggers(sinks, folder)).run())
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     expected = [f"{sinks.seed},{row['step']},{row['reward/mean']}" for row in rows]
     assert finished.step == len(rows)
-    assert (tmp_path / "run" / "own.csv").read_text().splitlines() == expected
-    assert (tmp_path / "run" / "own.done").exists()
+    assert (tmp_path / "run" / "custom.csv").read_text().splitlines() == expected
+    assert (tmp_path / "run" / "custom.done").exists()
     assert warnings == [
-        "sink own_sinks:breaks failed (OSError: disk full); the run continues without it",
-        f"sink own_sinks:breaks failed {len(rows)} times in this run",
+        "sink custom_sinks:breaks failed (OSError: disk full); the run continues without it",
+        f"sink custom_sinks:breaks failed {len(rows)} times in this run",
     ]
 
 
-@pytest.mark.usefixtures("own_sinks")
+@pytest.mark.usefixtures("custom_sinks")
 @pytest.mark.parametrize(
     ("sink", "message"),
     [
-        ("own_sinks:Csvs", r"own_sinks has no 'Csvs'; did you mean Csv\?"),
-        ("own_sinks:other", r"takes \(step\), but palimpsest calls it with \(step, metrics, timings\)"),
-        ("own_sinks:waits", "is asynchronous: write def"),
-        ("own_sinks:Unset", "could not be made: RuntimeError: no token"),
+        ("custom_sinks:Csvs", r"custom_sinks has no 'Csvs'; did you mean Csv\?"),
+        ("custom_sinks:other", r"takes \(step\), but palimpsest calls it with \(step, metrics, timings\)"),
+        ("custom_sinks:waits", "is asynchronous: write def"),
+        ("custom_sinks:Unset", "could not be made: RuntimeError: no token"),
     ],
 )
-def test_a_sink_that_can_not_work_is_refused_at_the_start(tmp_path: Path, sink: str, message: str) -> None:
+def test_a_sink_that_can_not_work_is_rejected_at_the_start(tmp_path: Path, sink: str, message: str) -> None:
     with open_run(tmp_path / "run", config(sink)) as folder, pytest.raises(ConfigError, match=message) as failure:
         build_loggers(folder.config, folder)
     assert (failure.value.key, failure.value.value) == ("logging.report_to", sink)
 
 
-@pytest.mark.usefixtures("own_sinks")
-@pytest.mark.parametrize("sink", ["own_sinks:Csvs", "own_sinks:other", "own_sinks:Silent", "wandb"])
+@pytest.mark.usefixtures("custom_sinks")
+@pytest.mark.parametrize("sink", ["custom_sinks:Csvs", "custom_sinks:other", "custom_sinks:Silent", "wandb"])
 def test_a_sink_that_can_not_work_leaves_no_run_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str
 ) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=rf"^logging\.report_to='?{sink}'?: "):
         train("memagent-quickstart", {"logging.report_to": [sink]}, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_unknown_sink_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"logging.report_to='tensorbord': no such log sink; did you mean tensorboard\?"
-    ):
+def test_an_unknown_sink_is_rejected_with_the_nearest_name() -> None:
+    error = r"logging.report_to='tensorbord': no such log sink; did you mean tensorboard\?"
+    with pytest.raises(ConfigError, match=error):
         parse_config("logging: {report_to: [tensorbord]}")
 
 
-def test_whoever_watches_a_run_that_goes_on_is_told_of_its_steps_before_the_first(tmp_path: Path) -> None:
-    seen: list[int] = []
+def test_a_logger_of_a_resumed_run_gets_its_last_step_before_the_first_row(tmp_path: Path) -> None:
+    steps_received: list[int] = []
 
     class Watching(Logger):
         def resumed(self, step: int) -> None:
-            seen.append(step)
+            steps_received.append(step)
 
         def log(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
-            seen.append(-step)
+            steps_received.append(-step)
 
     for steps, resume in ((2, False), (3, True)):
         values = small_config().model_dump(mode="json")
@@ -247,4 +233,4 @@ def test_whoever_watches_a_run_that_goes_on_is_told_of_its_steps_before_the_firs
         with open_run(tmp_path / "run", settings, resume=resume, on_warning=lambda _: None) as folder:
             watching = Supervised("watching", Watching().log, folder.warn)
             asyncio.run(make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), watching])).run())
-    assert seen == [-1, -2, 2, -3]
+    assert steps_received == [-1, -2, 2, -3]

@@ -1,4 +1,4 @@
-"""The retrieval server as a process on loopback: contract, limits, token, end."""
+"""The retrieval server as a process: contract, limits, keys, end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def url(corpus: Path) -> Iterator[str]:
         yield address
 
 
-def ask(url: str, **body: Any) -> Any:
+def send(url: str, **body: Any) -> Any:
     return post(f"{url}/retrieve", json=body).json()
 
 
@@ -52,14 +52,14 @@ def test_answers_are_those_of_the_index(url: str, corpus: Path, tmp_path: Path) 
     queries = ["river1", "place7 river2", "", "nothing", "river1"]
     expected = [[{"document": h.document, "score": h.score} for h in hits] for hits in index.search(queries, 3)]
     for _ in range(2):  # the second comes from the cache
-        assert ask(url, queries=queries, topk=3, return_scores=True) == {"result": expected}
+        assert send(url, queries=queries, topk=3, return_scores=True) == {"result": expected}
     without = [[{"document": hit["document"]} for hit in hits] for hits in expected]
-    assert ask(url, queries=queries, topk=3) == {"result": without}
-    assert len(ask(url, queries=["river1"], topk=None, return_scores=False)["result"][0]) == 5
+    assert send(url, queries=queries, topk=3) == {"result": without}
+    assert len(send(url, queries=["river1"], topk=None, return_scores=False)["result"][0]) == 5
 
 
 def test_the_bytes_of_the_original_client_are_answered(url: str) -> None:
-    """What `requests.post(url, json={...}, timeout=15)` sends."""
+    """Those of `requests.post(url, json={...}, timeout=15)`."""
     body = b'{"queries": ["place7"], "topk": 3, "return_scores": true}'
     host, port = url.removeprefix("http://").split(":")
     head = (
@@ -77,20 +77,20 @@ def test_the_bytes_of_the_original_client_are_answered(url: str) -> None:
     assert hit["score"] > 0
 
 
-def test_keys_the_original_may_leave_out_or_send_as_null(url: str) -> None:
+def test_topk_and_return_scores_may_be_missing_or_null(url: str) -> None:
     for body in (b'{"queries": ["river1"], "topk": null}', b'{"queries": ["river1"]}'):
         (hits,) = post(f"{url}/retrieve", content=body).json()["result"]
         assert [set(hit) for hit in hits] == [{"document"}] * 5
 
 
 def test_a_reader_cannot_change_what_the_next_one_gets(url: str) -> None:
-    """C9.16: the original pops fields from the documents of its cache."""
+    """The original pops fields from the documents of its cache."""
     scored, plain = ({"queries": ["river2"], "topk": 2, "return_scores": wanted} for wanted in (True, False))
-    answers = [ask(url, **body) for body in (scored, plain, scored, plain)]
+    answers = [send(url, **body) for body in (scored, plain, scored, plain)]
     assert answers[0] == answers[2] != answers[1] == answers[3]
 
 
-def test_requests_at_once_get_their_own_answers_and_one_that_leaves_harms_no_one(url: str) -> None:
+def test_concurrent_requests_get_their_answers_while_another_client_disconnects(url: str) -> None:
     host, port = url.removeprefix("http://").split(":")
 
     async def many() -> list[Any]:
@@ -102,8 +102,8 @@ def test_requests_at_once_get_their_own_answers_and_one_that_leaves_harms_no_one
             bodies = [{"queries": [f"place{i % 30} unseen{i}"], "topk": 1} for i in range(60)]
             return await asyncio.gather(*(client.post(f"{url}/retrieve", json=body) for body in bodies))
 
-    found = [answer.json()["result"][0][0]["document"]["id"] for answer in asyncio.run(many())]
-    assert found == [str(i % 30) for i in range(60)]
+    ids = [answer.json()["result"][0][0]["document"]["id"] for answer in asyncio.run(many())]
+    assert ids == [str(i % 30) for i in range(60)]
 
 
 @pytest.mark.slow
@@ -125,12 +125,12 @@ def test_a_server_killed_while_it_builds_starts_clean(tmp_path: Path) -> None:
     assert aside.exists()
     assert not folder.exists()
     with process(path, "--index", str(folder)) as (address, _):
-        assert ask(address, queries=["number4711"], topk=1)["result"][0][0]["document"]["id"] == 4711
+        assert send(address, queries=["number4711"], topk=1)["result"][0][0]["document"]["id"] == 4711
     assert not aside.exists()
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "text"),
     [
         (b"{", 400, "not JSON"),
         (b"[]", 400, "the body"),
@@ -150,16 +150,16 @@ def test_a_server_killed_while_it_builds_starts_clean(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_wrong_request_is_answered_in_one_line(url: str, body: bytes, status: int, said: str) -> None:
+def test_the_error_of_a_wrong_request_is_one_line(url: str, body: bytes, status: int, text: str) -> None:
     answer = post(f"{url}/retrieve", content=body)
     assert answer.status_code == status
-    assert said in answer.json()["error"]
+    assert text in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
-    assert ask(url, queries=["place1"])["result"][0][0]["document"] == PASSAGES[1]
+    assert send(url, queries=["place1"])["result"][0][0]["document"] == PASSAGES[1]
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status", "said"),
+    ("method", "path", "status", "text"),
     [
         ("GET", "/nowhere", 404, "GET '/nowhere': no such path"),
         ("POST", "/retrieve/", 404, "POST '/retrieve/': no such path"),
@@ -167,21 +167,21 @@ def test_a_wrong_request_is_answered_in_one_line(url: str, body: bytes, status: 
         ("DELETE", "/cache_clear", 405, "DELETE '/cache_clear': allowed: POST"),
     ],
 )
-def test_a_wrong_path_or_method_is_answered_like_any_wrong_request(
-    url: str, method: str, path: str, status: int, said: str
+def test_a_wrong_path_or_method_has_the_same_form_of_error(
+    url: str, method: str, path: str, status: int, text: str
 ) -> None:
     answer = httpx2.request(method, f"{url}{path}", timeout=WAIT_S)
-    assert (answer.status_code, answer.json()) == (status, {"error": said})
+    assert (answer.status_code, answer.json()) == (status, {"error": text})
     counted = re.search(rf'total{{status="{status}"}} (\d+)', get(f"{url}/metrics").text)
     assert counted
     assert int(counted[1]) >= 1
 
 
-def test_status_cache_and_metrics_tell_what_happened(url: str) -> None:
+def test_status_cache_and_metrics_count_requests(url: str) -> None:
     post(f"{url}/cache_clear")
     before = get(f"{url}/cache_status").json()
-    ask(url, queries=["river0"], topk=2)
-    ask(url, queries=["river0"], topk=2)
+    send(url, queries=["river0"], topk=2)
+    send(url, queries=["river0"], topk=2)
     after = get(f"{url}/cache_status").json()
     assert (after["entries"], after["hits"] - before["hits"], after["misses"] - before["misses"]) == (1, 1, 1)
     assert post(f"{url}/cache_clear").json() == {"cleared": 1}
@@ -191,14 +191,12 @@ def test_status_cache_and_metrics_tell_what_happened(url: str) -> None:
     assert re.search(r"^retrieval_queries_total \d+$", metrics, re.MULTILINE)
 
 
-def test_a_key_is_needed_on_every_path_and_sigterm_ends_it_cleanly(
+def test_every_path_needs_the_key_and_sigterm_ends_the_server(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KEY", "secret")
-    with process(corpus, "--server-key-env", "KEY", "--index", str(tmp_path / "i"), "--host", "0.0.0.0") as (
-        address,
-        child,
-    ):
+    options = ("--server-key-env", "KEY", "--index", str(tmp_path / "i"), "--host", "0.0.0.0")
+    with process(corpus, *options) as (address, child):
         local = address.replace("0.0.0.0", "127.0.0.1")
         for path in ("cache_status", "queue_status", "metrics"):
             assert get(f"{local}/{path}").status_code == 401
@@ -225,7 +223,7 @@ def test_a_key_that_no_client_can_send_is_rejected_and_not_shown(
     assert token not in message
 
 
-def test_a_port_in_use_is_found_before_the_index_is_built(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_before_the_index_is_built(refused: Callable[..., str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         message = refused("retrieval", "serve", str(tmp_path / "none.jsonl"), "--port", port)
@@ -242,7 +240,7 @@ def test_a_killed_server_without_an_index_folder_leaves_no_files(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with process(corpus) as (address, child):
-        assert len(ask(address, queries=["the", "of"], topk=1)["result"]) == 2
+        assert len(send(address, queries=["the", "of"], topk=1)["result"]) == 2
         assert list(tmp_path.iterdir()) == []
         child.kill()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +102,24 @@ def scripted(
 
 def body(content: Any, **more: Any) -> dict[str, Any]:
     return {"model": "palimpsest", "messages": [{"role": "user", "content": content}], **more}
+
+
+CHAT = "/v1/chat/completions"
+FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(12))
+
+
+def about(question: str, **more: Any) -> dict[str, Any]:
+    """A chat request with a question on a document of some 20 sections."""
+    return body(f"<document>{FACTS}</document> {question}", **more)
+
+
+def sse_events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
 
 
 def server(
