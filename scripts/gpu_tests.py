@@ -40,12 +40,12 @@ class Part:
 
 
 PARTS = (
-    Part("learner", "tests/engines/embedded/test_gpu_learner.py", 150),
-    Part("sampler", "tests/engines/embedded/test_gpu_sampler.py", 60),
-    Part("step", "tests/training/test_gpu_step.py", 240),
-    Part("resume", "tests/training/test_gpu_resume.py", 120),
-    Part("ray", "tests/engines/ray_cluster/test_gpu_ray.py", 120),
-    Part("vllm", "tests/engines/vllm/test_gpu_vllm.py", 300),
+    Part("learner", "tests/engines/embedded/test_learner_gpu.py", 150),
+    Part("sampler", "tests/engines/embedded/sampling/test_sampler_gpu.py", 60),
+    Part("step", "tests/training/test_loop_step_gpu.py", 240),
+    Part("resume", "tests/training/test_loop_resume_gpu.py", 120),
+    Part("ray", "tests/engines/ray/test_engine_gpu.py", 120),
+    Part("vllm", "tests/engines/vllm/test_engine_gpu.py", 300),
 )
 
 

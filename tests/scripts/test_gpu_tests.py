@@ -40,7 +40,7 @@ time.sleep(600)
 
 
 def test_every_file_of_the_marker_is_a_part() -> None:
-    files = (path.relative_to(CHECKOUT) for path in CHECKOUT.glob("tests/**/test_gpu_*.py"))
+    files = (path.relative_to(CHECKOUT) for path in CHECKOUT.glob("tests/**/test_*_gpu.py"))
     assert {part.file for part in PARTS} == {str(path) for path in files if path.parts[1] != "scripts"}
     assert all("pytest.mark.gpu" in (CHECKOUT / part.file).read_text() for part in PARTS)
 

@@ -2,7 +2,7 @@
 
 $PALIMPSEST_VLLM_WHEEL names a wheel of vLLM, or a folder that contains `vllm`. Nothing of it is imported. The client's
 own requests are recorded, and its command line and environment taken, so that nothing is listed twice.
-Not covered: behaviour; test_vllm_server.py runs a version that is installed.
+Not covered: behaviour; test_engine_vllm.py runs a version that is installed.
 """
 
 from __future__ import annotations
