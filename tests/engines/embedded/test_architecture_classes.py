@@ -35,10 +35,11 @@ FAST = (
     "T5",
     "RecurrentGemma",
     "GPTNeo",
+    "MiniMax",
+    "GptOss",
+    "Mistral",
+    "GPTNeoX",
 )
-FAST += ("MiniMax", "GptOss", "Mistral", "GPTNeoX")
-
-
 CHECKPOINTED = [n for n, case in CASES.items() if not case.refused and n not in ("DiffLlama", "Rwkv")]
 """DiffLlama itself rejects dropout."""
 

@@ -231,9 +231,9 @@ def test_a_loop_that_ends_with_requests_leaves_no_rows_in_use(model: Any, closes
     batch = prompts(6)
     sampler, fresh = EmbeddedSampler(model, max_num_seqs=4), EmbeddedSampler(model, max_num_seqs=4)
 
-    async def give_up() -> list[asyncio.Future[Completion]]:
+    async def give_up() -> list[asyncio.Task[Completion]]:
         wanted = (sampler.generate(p, params(i, max_tokens=50, stop_ids=())) for i, p in enumerate(batch))
-        left = [asyncio.ensure_future(one) for one in wanted]
+        left = [asyncio.create_task(one) for one in wanted]
         while sampler.stats().steps < 3:
             await asyncio.sleep(0)
         assert not any(one.done() for one in left)
