@@ -256,8 +256,6 @@ REPOSITORY = {
     "workflows",
 }
 """Subjects of test files about the whole repository."""
-TO_MOVE = {"app", "cli", "config", "evaluation", "progress", "reward"}
-"""Folders whose files don't have the names of modules yet."""
 
 
 def names_a_module(test: Path) -> bool:
@@ -270,11 +268,7 @@ def names_a_module(test: Path) -> bool:
 
 def test_tests_mirror_the_source() -> None:
     """The tests of a module have its path: tests/credit/test_assign.py, tests/credit/test_assign_ASPECT.py."""
-    tests = [
-        path
-        for path in TESTS.rglob("test_*.py")
-        if path.stem.removeprefix("test_") not in REPOSITORY and path.parts[len(TESTS.parts)] not in TO_MOVE
-    ]
+    tests = [path for path in TESTS.rglob("test_*.py") if path.stem.removeprefix("test_") not in REPOSITORY]
     assert sorted(str(path.relative_to(TESTS)) for path in tests if not names_a_module(path)) == []
 
 
