@@ -20,10 +20,11 @@ import typer
 import palimpsest
 from palimpsest.cli.main import app
 from palimpsest.config.engine import EndpointEngineConfig
-from palimpsest.config.keys import all_keys, keys_of, option_keys, section_in
+from palimpsest.config.keys import all_keys, keys_of, option_keys
 from palimpsest.config.load import EVALUATIONS, load_recipe, recipe_names, recipe_text
 from palimpsest.config.other_names import NO_EQUIVALENT, OTHER_NAMES
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import section_in
 from palimpsest.data.formats.fields import ROLES
 from palimpsest.data.formats.format_registry import FORMATS
 from palimpsest.memory.registry import policy_class

@@ -182,17 +182,6 @@ _MEANT = {
 """What a name that no plugin has probably means."""
 
 
-def check_name(kind: str, name: str, key: str | None = None) -> str:
-    """Return `name` if it is shipped or has the form of a reference; imports nothing. Raises ValueError.
-
-    >>> check_name("rule", "my_module:mine"), check_name("rule", "mean")
-    ('my_module:mine', 'mean')
-    """
-    if name not in KINDS[kind].shipped and (fault := fault_of(kind, name)):
-        raise ValueError(f"{key or KINDS[kind].key}={name!r}: {fault}")
-    return name
-
-
 def fault_of(kind: str, name: str) -> str | None:
     """Error in the form of a custom name, or None."""
     spec, (module, colon, thing) = KINDS[kind], name.rpartition(":")

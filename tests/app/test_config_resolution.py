@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import palimpsest as library
-from palimpsest.agents.fitted_policy import fitted
+from palimpsest.agents.open_agent import fitted
 from palimpsest.app.config_resolution import Agent, RunRequest, evaluation_config, resolve_run, run_config
 from palimpsest.config.load import load_recipe
 from palimpsest.config.reward import RewardConfig

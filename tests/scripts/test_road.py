@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROAD = Path(__file__).parents[2] / "scripts" / "road.py"
-MOST = {"eval": 92, "train": 115, "serve": 74}
+MOST = {"eval": 90, "train": 115, "serve": 76}
 """Files in which a function is called. A limit stands at what holds today."""
 
 

@@ -1,23 +1,34 @@
-"""An agent of a configuration: opened with its engine and roles, its policy fitted to each problem."""
+"""An agent of a configuration: opened with its engine and roles, its policy's options fitted to the model's window.
+
+`fitted` adapts a shipped policy. It sets only unset options: from the recipes for small models if the window is below
+`SMALL_WINDOW`, otherwise from the policy's published defaults. Then `question_tokens` grows to the longest question and
+`chunk_size` shrinks to the remaining room. The chosen values are printed and are part of the evaluation's identity.
+Not covered: policies without these options, which stay unchanged.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
-from palimpsest.agents.fitted_policy import fitted, option_value, with_options
+from palimpsest import plugins
 from palimpsest.agents.roles import OpenRoles, open_roles
+from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.open import open_engine, start_servers, using
 from palimpsest.engines.protocol import Engine
+from palimpsest.memory.overwrite import question_length
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import admit_all, build_policy, policy_class
+from palimpsest.memory.registry import REPLIES, admit_all, build_policy, policy_class
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import options_of
 from palimpsest.rollout.episode import play
 from palimpsest.rollout.speculation import Speculation
 from palimpsest.seeding import Key
+from palimpsest.text.codec import Codec
 from palimpsest.types import Problem, Trajectory
 
 T = TypeVar("T")
@@ -84,3 +95,76 @@ async def with_agent(config: RunConfig, work: Callable[[OpenAgent], Coroutine[An
     """Result of `work` with the agent of `config`, which is closed afterwards."""
     agent = await open_agent(config)
     return await using(agent, work(agent))
+
+
+# ---- A policy's options fitted to a window -------------------------------------------------------------------
+
+
+SMALL_WINDOW = 4096
+PUBLISHED_WINDOW = 32_768
+"""Window of the models with published budgets. Replies get less in a smaller one: small models repeat themselves to the
+end of a budget."""
+SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart", "memact-quickstart")
+
+
+def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int) -> PolicyConfig:
+    """`config` with its unset options chosen for these problems and this window; options of a Python object stay."""
+    if not isinstance(plugins.load("policy", config.name), type):
+        return config
+    options = dict(config.options)
+    if max_context < SMALL_WINDOW:
+        options = {**_small_options(config.name), **options}
+    chosen = PolicyConfig(name=config.name, options=options)
+    names = options_of(policy_class(config.name))
+    shipped = config.name in KINDS["policy"].shipped
+    for name in [name for name in REPLIES if shipped and name in names and name not in options]:
+        published = option_value(chosen, name)
+        chosen = with_options(chosen, **{name: min(published, published * max_context // PUBLISHED_WINDOW)})
+    if "question_tokens" in names and "question_tokens" not in config.options:
+        longest = max((question_length(problem, codec) for problem in problems), default=0)
+        chosen = with_options(chosen, question_tokens=max(longest, option_value(chosen, "question_tokens")))
+    if "chunk_size" in names and "chunk_size" not in config.options:
+        over = build_policy(chosen).required_context(codec) - max_context
+        size = option_value(chosen, "chunk_size")
+        if 0 < over < size:
+            chosen = with_options(chosen, chunk_size=size - over)
+    return chosen
+
+
+_RULES = ("grounded", "unit")
+"""Options other than sizes; they come only from the request or the training."""
+
+
+_recipe = lru_cache(maxsize=len(SMALL_RECIPES))(load_recipe)
+
+
+@lru_cache(maxsize=64)
+def _small_options(name: str) -> dict[str, Any]:
+    """Options of the first policy called `name` in the small models' recipes; `closed_book`: those of
+    `full_context`."""
+    if name == "closed_book":
+        options = _small_options("full_context")
+        return {option: value for option, value in options.items() if option in options_of(policy_class(name))}
+    for recipe in map(_recipe, SMALL_RECIPES):
+        for policy in (
+            recipe.policy,
+            *recipe.evaluation.baselines.values(),
+            *recipe.evaluation.trained_baselines.values(),
+        ):
+            if policy.name == name:
+                return {name: value for name, value in policy.options.items() if name not in _RULES}
+    return {}
+
+
+def option_value(config: PolicyConfig, option: str) -> int:
+    return int(config.options.get(option, options_of(policy_class(config.name))[option].default))
+
+
+def with_options(config: PolicyConfig, **options: Any) -> PolicyConfig:
+    return PolicyConfig(name=config.name, options={**config.options, **options})
+
+
+def options_line(policy: PolicyConfig) -> str:
+    """A line with a policy's options; of prompt texts, their number."""
+    shown = {k: f"({len(v)} texts)" if isinstance(v, dict) and "system" in v else v for k, v in policy.options.items()}
+    return f"{policy.name}: " + ", ".join(f"{name}={value}" for name, value in shown.items())

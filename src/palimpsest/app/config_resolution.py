@@ -20,7 +20,6 @@ from typing import Any
 
 from palimpsest.config.data import GENERATED, Sources, listed
 from palimpsest.config.engine import ALIKE, ClusterConfig, EmbeddedEngineConfig, SamplerConfig
-from palimpsest.config.keys import with_keys
 from palimpsest.config.load import (
     PROMPTS,
     Overrides,
@@ -33,6 +32,7 @@ from palimpsest.config.load import (
     with_texts,
 )
 from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.section import with_keys
 from palimpsest.engines.open import check_models, with_sampler
 from palimpsest.engines.protocol import Objective
 from palimpsest.errors import ConfigError, RunError, nearest

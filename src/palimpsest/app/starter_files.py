@@ -20,9 +20,10 @@ from typing import Any
 import yaml
 
 from palimpsest import files
-from palimpsest.config.keys import Key, all_keys, option_keys, section_in, yaml_words
+from palimpsest.config.keys import Key, all_keys, option_keys, yaml_words
 from palimpsest.config.load import Overrides, load_recipe
 from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.section import section_in
 from palimpsest.config.yaml_text import Dumper
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.parts.prompts import Slots, slots_of

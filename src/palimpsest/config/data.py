@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from palimpsest.config.section import Strict
+from palimpsest.config.section import Strict, check_name
 from palimpsest.errors import nearest
-from palimpsest.plugin_kinds import KINDS, check_name
+from palimpsest.plugin_kinds import KINDS
 
 GENERATED = ("synthetic", "synthetic_search")
 """Sources that generate their problems."""

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict
-from palimpsest.plugin_kinds import KINDS, check_name
+from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict, check_name
+from palimpsest.plugin_kinds import KINDS
 
 ENGINES = tuple(KINDS["engine"].shipped)
 """Names of the engines inside the package."""

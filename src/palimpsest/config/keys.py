@@ -28,7 +28,7 @@ from palimpsest.config.engine import CUSTOM, engines_with
 from palimpsest.config.other_names import NO_EQUIVALENT, OTHER_NAMES
 from palimpsest.config.reward import LayerConfig
 from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
-from palimpsest.config.section import leaves
+from palimpsest.config.section import leaves, members_of, section_in, sections_in
 from palimpsest.errors import nearest
 from palimpsest.plugin_options import choices, expected
 
@@ -151,40 +151,6 @@ def yaml_words(value: Any) -> str:
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
-
-
-def with_keys(config: T, keys: Mapping[str, Any]) -> T:
-    """A configuration or section with changed values, unchecked.
-
-    >>> with_keys(RunConfig(), {"model.lora.rank": 4}).model.lora.rank
-    4
-    """
-    changed: Any = config
-    for key, value in keys.items():
-        name, _, rest = key.partition(".")
-        if rest:
-            held = changed[name] if isinstance(changed, dict) else getattr(changed, name)
-            section = section_in(type(changed).model_fields[name].annotation) if held is None else None
-            value = with_keys(section() if section else held, {rest: value})
-        value = tuple(value) if isinstance(value, list) else value
-        changed = {**changed, name: value} if isinstance(changed, dict) else changed.model_copy(update={name: value})
-    return changed  # type: ignore[no-any-return]
-
-
-def section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section's class of `Section` or `Section | None`; of a union of sections by name, the first."""
-    return next(iter(sections_in(annotation)), None)
-
-
-def sections_in(annotation: Any) -> list[type[BaseModel]]:
-    """Every section that an annotation allows: `engine` has other keys by its name.
-
-    >>> [len(sections_in(RunConfig.model_fields[name].annotation)) for name in ("recipe", "train", "engine")]
-    [0, 1, 4]
-    """
-    members = _members(annotation)
-    options = [typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind for kind in members]
-    return [kind for kind in options if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
 def field_at(key: str) -> FieldInfo | None:
@@ -325,7 +291,7 @@ def _at(where: Iterable[int | str]) -> tuple[list[int | str], Any, list[Any]]:
             annotation, limits = field.annotation, field.metadata
         elif inner:
             annotation, limits = inner[min(part, len(inner) - 1) if isinstance(part, int) else -1], []
-        if len({*_members(annotation)} - {type(None)}) > 1:
+        if len({*members_of(annotation)} - {type(None)}) > 1:
             next(parts, None)
     if not limits:  # of a member of a union
         about = [info for member in typing.get_args(annotation) for info in getattr(member, "__metadata__", ())]
@@ -333,15 +299,9 @@ def _at(where: Iterable[int | str]) -> tuple[list[int | str], Any, list[Any]]:
     return key, section_in(annotation) or annotation, limits
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """Those of a union; otherwise only the annotation."""
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return typing.get_args(annotation) if union else (annotation,)
-
-
 def _inside(annotation: Any) -> list[Any]:
     """Annotations inside a list, a mapping, or a union with one; otherwise none."""
-    for member in _members(annotation):
+    for member in members_of(annotation):
         if typing.get_origin(member) in (tuple, dict, list):
             return [part for part in typing.get_args(member) if part is not ...]
     return []

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict
-from palimpsest.plugin_kinds import KINDS, check_name
+from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict, check_name
+from palimpsest.plugin_kinds import KINDS
 
 REWARDS = tuple(KINDS["reward"].shipped)
 """The shipped rewards."""

@@ -27,8 +27,8 @@ from palimpsest.config.engine import AdapterConfig as AdapterConfig
 from palimpsest.config.engine import ModelConfig as ModelConfig
 from palimpsest.config.engine import SamplingConfig as SamplingConfig
 from palimpsest.config.reward import RewardConfig
-from palimpsest.config.section import Strict
-from palimpsest.plugin_kinds import KINDS, check_name
+from palimpsest.config.section import Strict, check_name
+from palimpsest.plugin_kinds import KINDS
 
 STATE_MIX = "state_mix"
 OUTCOMES = tuple(name for name in KINDS["rule"].shipped if name != STATE_MIX)

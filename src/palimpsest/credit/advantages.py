@@ -16,7 +16,7 @@ from typing import Any
 from palimpsest import plugins
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.text.display_text import ordinal
-from palimpsest.types import Group, Trajectory
+from palimpsest.types import Group, Segment, Trajectory
 
 TurnAdvantage = float | tuple[float, ...]
 """A number for all sampled tokens of a turn, or [T] one for each."""
@@ -87,3 +87,22 @@ def _listed(returned: Any) -> list[Any] | None:
         return None if isinstance(returned, str) else list(returned)
     except TypeError:
         return None
+
+
+def spread(segments: Sequence[Segment], turns: Sequence[TurnAdvantage]) -> list[tuple[float, ...]]:
+    """[segments][N] from advantages of [turns] or of their tokens."""
+    trained: set[int] = set()
+    rows = []
+    for segment in segments:
+        places: dict[int, int] = {}  # progress within each turn's completion
+        row: list[float] = []
+        for start, end, turn in segment.sampled:
+            value, place = turns[turn], places.get(turn, 0)
+            places[turn] = place + end - start
+            if isinstance(value, float) or turn in trained:
+                row += [turn_mean(value)] * (end - start)
+            else:
+                row += value[place : places[turn]]
+        trained |= places.keys()
+        rows.append(tuple(row))
+    return rows

@@ -30,8 +30,8 @@ from statistics import fmean, pstdev
 
 from palimpsest import plugins
 from palimpsest.config.schema import OUTCOMES, STATE_MIX, CreditConfig
-from palimpsest.credit import dapo, state
-from palimpsest.credit.advantages import Rule, TurnAdvantage, rule_advantages, turn_mean
+from palimpsest.credit import dapo
+from palimpsest.credit.advantages import Rule, TurnAdvantage, rule_advantages, spread, turn_mean
 from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.credit.dapo import comparable, graded_rewards, rewards_differ
 from palimpsest.credit.dcpo import effective_weights, sample_segments
@@ -145,7 +145,7 @@ def credit_group(
         for trajectory, per_turn in zip(group.trajectories, turns, strict=True)
     ]
     picks = _picks(group, [len(segs) for segs in segments], config, key)
-    tokens = [state.spread(segs, per_turn or ()) for segs, per_turn in zip(segments, turns, strict=True)]
+    tokens = [spread(segs, per_turn or ()) for segs, per_turn in zip(segments, turns, strict=True)]
     rows = tuple(CreditedSegment(segments[index][i], tokens[index][i], (number, index), number) for index, i in picks)
     advantages = tuple(_mean(per_turn) for per_turn in raw)
     drawn = set(picks)

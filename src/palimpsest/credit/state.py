@@ -33,9 +33,9 @@ from typing import Any, Literal
 
 from palimpsest import plugins
 from palimpsest.config.schema import OUTCOMES, STATE_MIX
-from palimpsest.credit.advantages import Rule, TurnAdvantage, rule_advantages, turn_mean
+from palimpsest.credit.advantages import Rule, TurnAdvantage, rule_advantages
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.types import Grade, Group, Segment, Trajectory
+from palimpsest.types import Grade, Group, Trajectory
 
 # ---- Credit of single tokens ---------------------------------------------------------------------------------
 
@@ -89,25 +89,6 @@ def on_top(
 
 def _per_token(advantage: TurnAdvantage, row: Sequence[float]) -> Sequence[float]:
     return [advantage] * len(row) if isinstance(advantage, float) else advantage
-
-
-def spread(segments: Sequence[Segment], turns: Sequence[TurnAdvantage]) -> list[tuple[float, ...]]:
-    """[segments][N] from advantages of [turns] or of their tokens."""
-    trained: set[int] = set()
-    rows = []
-    for segment in segments:
-        places: dict[int, int] = {}  # progress within each turn's completion
-        row: list[float] = []
-        for start, end, turn in segment.sampled:
-            value, place = turns[turn], places.get(turn, 0)
-            places[turn] = place + end - start
-            if isinstance(value, float) or turn in trained:
-                row += [turn_mean(value)] * (end - start)
-            else:
-                row += value[place : places[turn]]
-        trained |= places.keys()
-        rows.append(tuple(row))
-    return rows
 
 
 # ---- The state mix -------------------------------------------------------------------------------------------

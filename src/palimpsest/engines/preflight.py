@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from palimpsest.config.engine import ALIKE, SHIPPED, model_path
-from palimpsest.config.keys import with_keys
 from palimpsest.config.schema import RunConfig, by_ray, check_cluster, check_served, is_served, takes_turns
+from palimpsest.config.section import with_keys
 from palimpsest.engines.embedded import compute
 from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm.server_process import on_cpu

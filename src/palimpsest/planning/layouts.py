@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from palimpsest.config.engine import MOST_SERVERS, top_p_gap
-from palimpsest.config.keys import with_keys
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import with_keys
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import policy_class
 from palimpsest.planning.cost import ADAPTER, Estimate, Keys, estimate, excess

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from palimpsest.agents.fitted_policy import fitted
+from palimpsest.agents.open_agent import fitted
 from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart
 from palimpsest.app.quickstart.quickstart_results import Results, lead, summary_json, write_report
 from palimpsest.config.load import load_recipe, parse_config, quickstarts, recipe_names

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from palimpsest.agents.episode_results import Asked, result_of
-from palimpsest.agents.fitted_policy import options_line
-from palimpsest.agents.open_agent import OpenAgent, with_agent
+from palimpsest.agents.open_agent import OpenAgent, options_line, with_agent
 from palimpsest.app.config_resolution import Agent, Recipe, model_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import CallObjects, as_folder

@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from palimpsest.agents.fitted_policy import SMALL_WINDOW, fitted
+from palimpsest.agents.open_agent import SMALL_WINDOW, fitted
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.file_source import outlines, some_of
 from palimpsest.engines.protocol import Engine

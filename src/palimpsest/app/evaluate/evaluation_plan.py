@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from palimpsest.agents.fitted_policy import fitted
+from palimpsest.agents.open_agent import fitted
 from palimpsest.app.config_resolution import Agent, evaluation_config
 from palimpsest.config.data import GENERATED, Sources, listed
 from palimpsest.config.load import Overrides, split_overrides

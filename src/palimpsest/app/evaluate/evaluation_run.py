@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from palimpsest.agents.fitted_policy import options_line
+from palimpsest.agents.open_agent import options_line
 from palimpsest.app.config_resolution import EMBEDDED, Recipe
 from palimpsest.app.evaluate.baselines import CellProblems, with_baselines
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, move_aside, part, read_problems, split_data

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from palimpsest.agents.fitted_policy import fitted
+from palimpsest.agents.open_agent import fitted
 from palimpsest.app.config_resolution import Agent, evaluation_config
 from palimpsest.app.evaluate.evaluator import Evaluator
 from palimpsest.app.python_calls import finish

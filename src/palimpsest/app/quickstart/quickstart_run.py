@@ -41,9 +41,9 @@ from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.run_setup import Setup, open_setup
 from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.engine import SamplerConfig
-from palimpsest.config.keys import with_keys
 from palimpsest.config.load import Overrides, dump_config, parse_config
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import with_keys
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import PalimpsestError, RunError

@@ -37,9 +37,9 @@ from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.run_setup import Setup, open_setup
 from palimpsest.app.train.supervised_training import run_cold_start
 from palimpsest.app.train.training_summary import report_training
-from palimpsest.config.keys import with_keys
 from palimpsest.config.load import Overrides, split_overrides
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import with_keys
 from palimpsest.data.sources.file_source import left_out
 from palimpsest.engines.open import check_state, using
 from palimpsest.errors import ConfigError

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,8 +50,8 @@ def _count(value: Any) -> bool:
     return type(value) is int  # not a bool
 
 
-def _list_of(suits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list | tuple) and all(map(suits, value))
+def _listed(suits: Callable[[Any], bool], value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(map(suits, value))
 
 
 def _text(value: Any) -> bool:
@@ -60,7 +61,7 @@ def _text(value: Any) -> bool:
 def _objective(value: Any) -> bool:
     if not isinstance(value, Mapping) or not value.get("answers"):
         return False
-    return _text(value.get("name")) and _text(value.get("question")) and _list_of(_text)(value["answers"])
+    return _text(value.get("name")) and _text(value.get("question")) and _listed(_text, value["answers"])
 
 
 def _passage(value: Any) -> bool:
@@ -72,9 +73,9 @@ def _passage(value: Any) -> bool:
 
 
 _KNOWN: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "evidence": (_list_of(_text), "a list of texts"),
-    "objectives": (_list_of(_objective), "a list of objects with name, question and a list of answers"),
-    "passages": (_list_of(_passage), "a list of objects with text and maybe title"),
+    "evidence": (partial(_listed, _text), "a list of texts"),
+    "objectives": (partial(_listed, _objective), "a list of objects with name, question and a list of answers"),
+    "passages": (partial(_listed, _passage), "a list of objects with text and maybe title"),
     "num_docs": (_count, "a whole number"),
     "chunks": (_count, "a whole number"),
 }

@@ -12,8 +12,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from palimpsest.agents.episode_results import result_of
-from palimpsest.agents.fitted_policy import fitted
-from palimpsest.agents.open_agent import OpenAgent
+from palimpsest.agents.open_agent import OpenAgent, fitted
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.schema import PolicyConfig, SamplingConfig
 from palimpsest.data.files.text_files import TextDocument
