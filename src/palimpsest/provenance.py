@@ -211,7 +211,7 @@ def _stored() -> dict[str, str]:
 
 
 def _store(new: Mapping[str, str]) -> None:
-    """Add digests for later processes; a cache that can't be written is no error."""
+    """Add digests for later processes; errors of writing the cache are ignored."""
     _known.update(new)
     for stamp in list(_known)[:-_HELD]:
         del _known[stamp]

@@ -302,14 +302,6 @@ def test_a_folder_that_holds_something_is_not_written_into(
     assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith(".")] == ["metrics.jsonl"]
 
 
-def test_a_dry_run_of_several_seeds_looks_at_each_folder(palimpsest: Run, refused: Refused, tmp_path: Path) -> None:
-    command = ["quickstart", "--seed", "0,1", "--out", str(tmp_path), "--dry-run"]
-    assert palimpsest(*command).stdout.count("folder") == 2
-    (tmp_path / "seed-1").mkdir()
-    (tmp_path / "seed-1" / "config.yaml").write_text("seed: 1\n")
-    assert f"{tmp_path / 'seed-1'} contains a run" in refused(*command)
-
-
 def test_a_run_is_neither_begun_again_nor_resumed_as_another(
     palimpsest: Run, refused: Refused, tmp_path: Path, tiny_model_folder: Path
 ) -> None:

@@ -206,7 +206,7 @@ MEMORY = ("evidence kept", "hallucinated", "dropped", "overwritten", "recall hit
 
 
 def show_evaluation(evaluation: Evaluation) -> None:
-    """Print it. Raises typer.Exit if nothing could be graded."""
+    """Print it. Raises typer.Exit without any graded episode."""
     from palimpsest.evaluation.episode_files import EPISODES
     from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY
     from palimpsest.report.page import REPORT

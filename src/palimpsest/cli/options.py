@@ -202,7 +202,7 @@ def models_and_overrides(words: Iterable[str] | None) -> tuple[list[str], list[s
 
 
 def print_made(made: Made, left_out: Iterable[str] = ()) -> None:
-    """Print the files of a data set and what was left out."""
+    """Print the files of a data set and the omitted rows."""
     for name, count in made.problems.items():
         typer.echo(f"{made.folder / name}: {counted(count, 'problem')}")
     for line in left_out:

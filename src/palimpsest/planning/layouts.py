@@ -125,7 +125,7 @@ def basics(job: LayoutTask) -> Keys:
 
 
 def eases(job: LayoutTask) -> Iterator[Keys]:
-    """Changes that save memory and leave the method as it is, from none on."""
+    """Changes that save memory and keep the method, from none on."""
     tokens, keys = job.config.engine.micro_batch_tokens // 2, dict[str, Any]()  # type: ignore[union-attr]
     yield keys
     if not job.config.model.gradient_checkpointing:

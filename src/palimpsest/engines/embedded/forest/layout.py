@@ -138,7 +138,7 @@ def shared_lengths(rows: Sequence[Ids]) -> Ids:
 
 
 def cut(lengths: Ids, shared: Ids, budget: int, overhead: int) -> list[int]:
-    """Rows at which a new forest starts, so that each has at most `budget` places at the least cost.
+    """Rows at which a new forest starts, so that each has at most `budget` places, at the lowest cost.
 
     A cut costs the shared prefix of its neighbours, then computed twice, plus `overhead` for the extra call. A row
     longer than the budget gets a separate forest; a row that is a prefix of the next one costs nothing and stays with
