@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import json
 import os
@@ -21,7 +22,7 @@ import pytest
 
 import palimpsest
 from palimpsest.app.config_resolution import Agent, evaluation_config
-from palimpsest.app.python_calls import blocking, finish
+from palimpsest.app.python_calls import blocking, finish, rare_collections
 from palimpsest.progress.reporter import Silent
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.display_text import Table
@@ -557,3 +558,14 @@ def test_a_blocking_call_has_the_signature_and_raises_the_errors_of_its_coroutin
     for work in works:
         with pytest.raises(ValueError, match="3"):
             work()
+
+
+def test_overlapping_calls_restore_the_threshold_of_garbage_collection() -> None:
+    """Calls in two threads: the first one to begin ends first."""
+    before, first, second = gc.get_threshold(), rare_collections(), rare_collections()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold()[0] == 100_000
+    second.__exit__(None, None, None)
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)

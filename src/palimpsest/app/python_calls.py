@@ -78,21 +78,39 @@ def finish(work: Callable[[], Coroutine[Any, Any, T]], stop: GracefulStop | None
         return asyncio.run(work()) if interrupts is None else interrupts.run(work)
 
 
-_OBJECTS = 100_000
-"""Allocations between two garbage collections; Python's default is 700."""
+class _RareCollections:
+    """Collects garbage rarely while a call runs: episodes are millions of numbers, which each collection would scan.
+
+    Calls may be nested or overlap in threads: the first sets the threshold, the last restores it.
+    """
+
+    objects = 100_000
+    """Allocations between two garbage collections; Python's default is 700."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._before = gc.get_threshold()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if not self._calls:
+                self._before = gc.get_threshold()
+                gc.freeze()
+                gc.set_threshold(self.objects, *self._before[1:])
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if not self._calls:
+                    gc.set_threshold(*self._before)
+                    gc.unfreeze()
 
 
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Collect garbage rarely: episodes are millions of numbers, which each collection would scan."""
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
+rare_collections = _RareCollections()
 
 
 def _loop_runs_here() -> bool:
