@@ -200,7 +200,7 @@ async def _evaluated(work: QuickstartProcesses) -> None:
     total = sum(shard.turns for shard in work.shards)
     with work.progress.count("evaluation", total, done=work.played) as tick:
         work.tick = tick
-        await asyncio.gather(*work.tasks)
+        await asyncio.wait(work.tasks)  # the task group raises errors; `gather` would cancel what the group cancels too
         tick(total)  # the number of turns is an estimate
 
 
@@ -278,9 +278,15 @@ async def run_process(words: Sequence[str], receive: Say, code: str = _MAIN) -> 
         limit=_LONGEST_LINE,
         process_group=0,  # the terminal's Ctrl-C is for the parent
     )
-    assert process.stdout is not None
+    output = process.stdout
+    assert output is not None
+
+    async def ended() -> None:
+        await output.read()  # to its end: only then asyncio closes the process's transport
+        await process.wait()
+
     try:
-        async for line in process.stdout:
+        async for line in output:
             if isinstance(said := json.loads(line), dict):
                 raise RunError(said["error"])
             receive(said)
@@ -290,10 +296,10 @@ async def run_process(words: Sequence[str], receive: Say, code: str = _MAIN) -> 
         with suppress(ProcessLookupError):
             process.terminate()
         try:
-            await asyncio.wait_for(process.wait(), _PATIENCE_S)
+            await asyncio.wait_for(ended(), _PATIENCE_S)
         except TimeoutError:
             process.kill()
-            await process.wait()
+            await ended()
 
 
 def main(call: Callable[..., None] | None = None) -> None:
