@@ -37,7 +37,6 @@ from numbers import Real
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NoReturn, cast
-from weakref import WeakKeyDictionary
 
 from palimpsest.errors import ConfigError, Interrupted, PalimpsestError, nearest
 from palimpsest.plugin_kinds import KINDS, OBJECT, PluginKind, fault_of
@@ -199,29 +198,11 @@ def _located_error(error: BaseException) -> str:
 def check(
     kind: str, name: str, options: Mapping[str, Any], *, key: str | None = None, options_key: str | None = None
 ) -> dict[str, Any]:
-    """Options converted to their annotations (a list becomes a tuple, for example); builds nothing. The same
-    plugin with the same options is checked once.
+    """Options converted to their annotations (a list becomes a tuple, for example); builds nothing.
 
     Raises ConfigError if the plugin has another shape, or takes other options.
     """
-    target = load(kind, name, key)
-    call = repr((kind, name, options, key, options_key))
-    try:
-        known = _CHECKED.setdefault(target, {})
-    except TypeError:  # an object without a hash or without references
-        known = {}
-    if call not in known:
-        known[call] = _checked(kind, name, target, options, key, options_key)
-    return copy.deepcopy(known[call])
-
-
-_CHECKED: WeakKeyDictionary[Any, dict[str, dict[str, Any]]] = WeakKeyDictionary()
-
-
-def _checked(
-    kind: str, name: str, target: Any, options: Mapping[str, Any], key: str | None, options_key: str | None
-) -> dict[str, Any]:
-    spec = KINDS[kind]
+    spec, target = KINDS[kind], load(kind, name, key)
     options_key = options_key or spec.options
     if not callable(target) and spec.base is None:
         _refuse(spec, name, key, f"{article(type(target).__name__)}, not a class or a function")

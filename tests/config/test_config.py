@@ -244,8 +244,8 @@ def test_a_warning_names_the_keys_of_the_recipe_that_an_override_replaces(
     name: str, override: str, keys: list[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     config = load_recipe(name, [override])
-    told = [str(warning.message).partition("replace its ")[2] for warning in recwarn]
-    assert sorted(", ".join(told).split(", ") if told else []) == keys
+    warned = [str(warning.message).partition("replace its ")[2] for warning in recwarn]
+    assert sorted(", ".join(warned).split(", ") if warned else []) == keys
     recwarn.clear()
     parse_config(config.model_dump_json(), overrides=["seed=2"])
     assert not recwarn.list

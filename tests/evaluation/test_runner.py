@@ -360,8 +360,8 @@ def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_w
         asyncio.run(shard.play(say))
         return shard, sum(parts) - before
 
-    begun, first = play_with("evaluation.problems=2")
-    assert first == turns_of(begun) >= 2
+    started, first = play_with("evaluation.problems=2")
+    assert first == turns_of(started) >= 2
     grown, more = play_with("evaluation.problems=3")
     assert more == turns_of(grown) - first >= 1
     (cell,) = samples_of([grown])
@@ -370,8 +370,8 @@ def test_a_resumed_quickstart_plays_anew_what_was_sampled_otherwise_and_counts_w
     shrunk, fewer = play_with("evaluation.problems=1")
     assert fewer == 0
     assert {own: len(samples) for own, samples in samples_of([shrunk]).items()} == {cell: 1}
-    warm, anew = play_with("evaluation.problems=2", "eval_sampling.temperature=1.0")
-    assert anew == turns_of(warm) >= 2
+    warm, second = play_with("evaluation.problems=2", "eval_sampling.temperature=1.0")
+    assert second == turns_of(warm) >= 2
     assert [text.startswith("weights or settings changed") for text in messages] == [True]
     assert len(read_samples(warm.path / SAMPLES)[0]) == 2
     assert len(read_samples(tmp_path / "evaluations" / "after" / "shard-1-of-1.old-1" / SAMPLES)[0]) == 3

@@ -133,11 +133,9 @@ def evaluate(
             raise ConfigError(f"--gpus {gpus}: {elsewhere} needs no GPU of this machine; omit it")
         overrides = [*on_gpus(gpus, None, overrides), *overrides]
     sizes = {"documents": ("numbers", documents), "chunks": ("lengths", chunks), "objectives": ("numbers", objectives)}
-    given: dict[str, Any] = {
-        **{name: numbers(f"--{name}", what, texts) for name, (what, texts) in sizes.items() if texts is not None},
-        **{"data": None if not data else data[0] if len(data) == 1 else tuple(data), "policy": policy},
-        **{"recipe": recipe, "corpus": corpus, "limit": limit, "base_url": base_url},
-    }
+    given: dict[str, Any] = {"policy": policy, "recipe": recipe, "corpus": corpus, "limit": limit, "base_url": base_url}
+    given["data"] = None if not data else data[0] if len(data) == 1 else tuple(data)
+    given |= {name: numbers(f"--{name}", what, texts) for name, (what, texts) in sizes.items() if texts is not None}
     if regrade is not None:
         _show([_regrade(regrade, models, overrides, out, given)], json=json)
         return

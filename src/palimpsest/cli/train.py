@@ -115,12 +115,14 @@ def print_plan(resolved: ResolvedRun, force: bool, *, elsewhere: bool = False) -
 
 def _print_summary(folder: Path, results: TrainingResults) -> None:
     """Print the gain, three episodes as text, and the next commands."""
+    from palimpsest.report.page import REPORT
+
     lines = [results.gain]
     for episode in results.episodes:
         lines += ["", f"question  {episode.question}"]
         lines += [f"memory    {text}" for text in episode.memories[-6:]]
         lines += [f"answer    {episode.answer}   (gold: {episode.gold}; {episode.grade})"]
-    lines += ["", f"{folder / 'report.html'}", "next:", *(f"  {step}" for step in results.next_steps)]
+    lines += ["", f"{folder / REPORT}", "next:", *(f"  {step}" for step in results.next_steps)]
     for line in lines:
         typer.echo(visible(line).replace("\n", " "))
 

@@ -76,7 +76,7 @@ def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
     return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class OutcomeRule:
     """A rule that uses only the rewards."""
 

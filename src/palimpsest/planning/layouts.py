@@ -187,27 +187,19 @@ def nearest(job: LayoutTask) -> list[str]:
 
 def advice(job: LayoutTask, step_s: float) -> list[dict[str, Any]]:
     """Changes of method or memory that save at least a twentieth of `step_s`, with the seconds of a step after each."""
-    loss, found = job.config.loss, list[dict[str, Any]]()
-    ordered, checkpointed = job.config.policy.options.get("layout"), job.config.model.gradient_checkpointing is True
-    recomputed = loss.old_logprobs == "recompute" and job.config.train.num_minibatches > 1
-    for suits, key, value, reason in (
-        (
-            ordered == "memory_first",
-            "policy.options.layout",
-            "section_first",
-            "rollouts of a group share every section",
-        ),
-        (loss.kl_loss_coef > 0, "loss.kl_loss_coef", 0, "no pass of the reference"),
-        (recomputed, "loss.old_logprobs", "sampler", "no pass that recomputes log-probabilities"),
-        (
-            checkpointed,
-            "model.gradient_checkpointing",
-            "every_second",
-            "there is room for half of the layers' activations",
-        ),
-    ):
-        if not suits or key in job.given or (cost := job.estimate({key: value})).step_s >= 0.95 * step_s:
-            continue
-        if value != "every_second" or excess(cost.memory_gb) <= 0:
-            found.append({"key": key, "value": value, "reason": reason, "seconds_per_step": round(cost.step_s, 1)})
-    return found
+    loss, changes = job.config.loss, list[tuple[str, Any, str]]()
+    if job.config.policy.options.get("layout") == "memory_first":
+        changes.append(("policy.options.layout", "section_first", "rollouts of a group share every section"))
+    if loss.kl_loss_coef > 0:
+        changes.append(("loss.kl_loss_coef", 0, "no pass of the reference"))
+    if loss.old_logprobs == "recompute" and job.config.train.num_minibatches > 1:
+        changes.append(("loss.old_logprobs", "sampler", "no pass that recomputes log-probabilities"))
+    rarer = ("model.gradient_checkpointing", "every_second", "there is room for half of the layers' activations")
+    if job.config.model.gradient_checkpointing is True and excess(job.estimate(dict([rarer[:2]])).memory_gb) <= 0:
+        changes.append(rarer)
+    costs = [(change, job.estimate({change[0]: change[1]}).step_s) for change in changes if change[0] not in job.given]
+    return [
+        {"key": key, "value": value, "reason": reason, "seconds_per_step": round(seconds, 1)}
+        for (key, value, reason), seconds in costs
+        if seconds < 0.95 * step_s
+    ]

@@ -131,8 +131,8 @@ class _Counter:
         assert bars is not None
         planned = next(display._plan, Stage(name, total))
         fields: dict[str, Any] = {"unit": planned.unit, "note": "", "inner": "", "before": done}
-        id_ = bars.add_task(planned.name, total=total, completed=done, **fields)
-        self._task = next(task for task in bars.tasks if task.id == id_)
+        bars.add_task(planned.name, total=total, completed=done, **fields)
+        self._task = bars.tasks[-1]
         self._display, self._bars, self._opened = display, bars, opened
         display.show(self._task, "start")
 

@@ -309,8 +309,8 @@ def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path)
         (RunError, "belongs to no run", f"{stray}#0/0", {"turn": 0}),
         (DataError, "can't be read", f"{tmp_path / 'none.jsonl.zst'}#0/0", {"turn": 0}),
     ]
-    for kind, told, episode, options in cases:
-        with pytest.raises(kind, match=told) as refused:
+    for kind, message, episode, options in cases:
+        with pytest.raises(kind, match=message) as refused:
             replay(episode, out=tmp_path / "out", **options)
         assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
@@ -377,8 +377,8 @@ def test_a_number_of_thousands_of_digits_is_refused_in_a_line(link: str, tmp_pat
 def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest: Run) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b" " * 10_000_001)
-    for path, told in (("/dev/full", "not a file"), (tmp_path / "pipe", "not a file"), (tmp_path / "large", "bytes")):
-        assert told in palimpsest("replay", "x#0/0", "--turn", "1", "--memory", f"@{path}").stderr
+    for path, fault in (("/dev/full", "not a file"), (tmp_path / "pipe", "not a file"), (tmp_path / "large", "bytes")):
+        assert fault in palimpsest("replay", "x#0/0", "--turn", "1", "--memory", f"@{path}").stderr
     assert "Invalid value for '--step'" in palimpsest("replay", "x", "--step", "-1").stderr
 
 
@@ -506,17 +506,17 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     assert lines[0] == "re-run from turn 2, with the memory: Anna"
     assert [line.partition(" ")[0] for line in lines[1:3]] == ["recorded", "replayed"]
     assert "the checkpoint step-000001, which sampled it" in done.stderr
-    told: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
-    assert told.keys() >= {"recorded", "replayed", "weights", "document", "path"}
-    assert lines[-1] == f"palimpsest view {told['path']} --tokenizer {told['model']}"
-    one, other = (sampled(each) for each in played(Path(told["path"])))
+    result: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
+    assert result.keys() >= {"recorded", "replayed", "weights", "document", "path"}
+    assert lines[-1] == f"palimpsest view {result['path']} --tokenizer {result['model']}"
+    one, other = (sampled(each) for each in played(Path(result["path"])))
     assert one[0] != other[0]  # what was put in is no reply that was played on
-    assert told["parts_at"] == next(at for at in range(1, len(one)) if one[at] != other[at])
-    assert lines[3] == f"turn {told['parts_at'] + 1} is the first with another reply"
+    assert result["parts_at"] == next(at for at in range(1, len(one)) if one[at] != other[at])
+    assert lines[3] == f"turn {result['parts_at'] + 1} is the first with another reply"
     same = palimpsest("replay", f"{run / record(2)}#/e/0/1/t/1", "--out", str(tmp_path)).stdout.splitlines()
     assert same[3] == "every reply from turn 2 equals the recorded one, token for token"
-    assert told["model"].endswith("checkpoints/step-000001")
-    assert f"answer: {unboxed(told['replayed']['answer'])}" in lines[2]
+    assert result["model"].endswith("checkpoints/step-000001")
+    assert f"answer: {unboxed(result['replayed']['answer'])}" in lines[2]
 
 
 def test_the_result_of_a_replay_is_plain_json(run: Path, tmp_path: Path) -> None:

@@ -132,9 +132,9 @@ def test_episodes_without_a_grade_are_told_at_the_end(
     )
     settings = {**small_run(tiny_model_folder), "reward.name": "half_graded:reward"}
     run = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
-    told = "4 of 8 episodes had no grade and are in no figure."
-    assert training_results(run.folder, run.config).gain.endswith(told)
-    assert told in run.report.read_text("utf-8")
+    ending = "4 of 8 episodes had no grade and are in no figure."
+    assert training_results(run.folder, run.config).gain.endswith(ending)
+    assert ending in run.report.read_text("utf-8")
     assert "step 1: 2 of 4 episodes have no grade" in (run.folder / "events.jsonl").read_text("utf-8")
 
 

@@ -134,6 +134,7 @@ def test_standard_input_is_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.txt", b"\0\1", "NUL bytes"),
         ("a.odt", b"PK\x03\x04\0", "pandoc --wrap=none -t plain"),
         ("a.rtf", b"{\\rtf1 Ann sells tea.}", "pandoc --wrap=none -t plain"),
+        ("a.txt", b"{\\rtf1 Ann sells tea.}", "RTF, not plain text"),
         ("a.txt", b"", "has no text"),
         ("a.html", b"<script>x</script>", "has no text"),
         ("a.txt", b"ok\n\xe9", "not UTF-8 at byte 3 (line 2)"),

@@ -134,7 +134,7 @@ class EvalRequest(Agent):
             configs[0],
             tuple(config.policy for config in configs),
             chunks=_numbers("chunks", self.chunks),
-            documents=tuple(documents) if len(documents := _numbers("documents", self.documents) or ()) > 1 else (),
+            documents=tuple(self._documents) if len(self._documents) > 1 else (),
             problems=self.problems,
             samples=self.samples,
             baselines=self.baselines,
@@ -142,11 +142,15 @@ class EvalRequest(Agent):
             notes=tuple(dict.fromkeys(notes)),
         )
 
+    @property
+    def _documents(self) -> Sequence[int]:
+        return _numbers("documents", self.documents) or ()
+
     def _config(self, agent: Agent, data: Sources | Path | None, corpus: str | Path | None) -> RunConfig:
         return evaluation_config(
             agent,
             data=data,
-            documents=next(iter(_numbers("documents", self.documents) or ()), None),
+            documents=next(iter(self._documents), None),
             objectives=_numbers("objectives", self.objectives),
             corpus=corpus,
             limit=self.limit,

@@ -28,7 +28,7 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +174,14 @@ async def _train_and_evaluate(
         async with asyncio.TaskGroup() as group:
             work = QuickstartProcesses(config.evaluation.processes, progress, group)
             async with work.room:  # this process is one of them
-                before = Shard(config, out, f"{agent}_before")
                 rivals = {name: work.begin("train", out, name) for name in config.evaluation.trained_baselines}
                 finished = await train_in_folder(
-                    *(folder, config, setup),
+                    folder,
+                    config,
+                    setup,
                     progress=progress,
                     stop=stop,
-                    on_start=lambda model: work.play(replace(before, model=model)),
+                    on_start=lambda model: work.play(Shard(config, out, f"{agent}_before", model)),
                 )
             if finished.interrupted:
                 work.cancel()
@@ -221,7 +222,7 @@ class QuickstartProcesses:
         self.shards.append(shard)
         self.played += sum(sample.turns for sample in shard.samples())
         words = ("evaluate", shard.out, shard.name, shard.model, shard.index, shard.count)
-        self.begin(*words, after=after, here=shard if shard.index == 0 < shard.count - 1 else None)
+        self.begin(*words, after=after, here=shard if shard.count > 1 and shard.index == 0 else None)
 
     def begin(
         self, *words: object, after: asyncio.Task[None] | None = None, here: Shard | None = None
@@ -343,7 +344,7 @@ class Shard:
     """Folder of the quickstart."""
     name: str
     """Player that the model belongs to; the baselines without training use the agent's."""
-    model: str = ""
+    model: str
     index: int = 0
     count: int = 1
 

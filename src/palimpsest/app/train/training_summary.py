@@ -38,7 +38,6 @@ from palimpsest.types import Grade, Group, Problem, Trajectory
 Row = Mapping[str, Any]
 ENDS = 10  # compared steps at each end, at most
 LEAST = 5  # at least
-REPORT = "report.html"
 
 
 def training_results(folder: Path, config: RunConfig) -> TrainingResults:

@@ -127,7 +127,7 @@ class _Pieces(RawIOBase):
 
 
 _READ = 1 << 20  # bytes
-RTF = b"{\\rtf"
+_RTF = b"{\\rtf"
 WIDE = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 """Byte-order marks of unsupported encodings."""
 
@@ -300,7 +300,9 @@ def text_of(path: Path, data: bytes) -> str:
 def _decoded(path: Path, data: bytes) -> str:
     if encoding := WIDE.get(data[:2]):
         raise convert(path, f"{encoding}, not UTF-8", encoding)
-    if b"\0" in data or data.startswith(RTF):
+    if data.startswith(_RTF):
+        raise not_text(path, "RTF, not plain text; convert it to text first")
+    if b"\0" in data:
         raise not_text(path, "not text, it has NUL bytes; convert it to text first")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
