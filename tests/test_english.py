@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plain_english import HOUSE, HOUSE_NAMES, javascript, measure, passages
+from plain_english import HOUSE, HOUSE_NAMES, HOUSES, javascript, measure, passages
 
 ROOT = Path(__file__).parent.parent
 LIMITS = {
@@ -24,6 +24,12 @@ LIMITS = {
 def texts() -> dict[str, list[str]]:
     found = passages([ROOT / "README.md", ROOT / "docs", ROOT / "src"])
     return {kind: [text for _, text in rows] for kind, rows in found.items()}
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("docstrings", 2.0), ("identifiers", 10.0)])
+def test_the_english_of_tests_stays_plain(kind: str, limit: float) -> None:
+    found = [text for _, text in passages([ROOT / "tests"])[kind]]
+    assert measure(found, HOUSES.get(kind, HOUSE))["house"] <= limit
 
 
 @pytest.mark.parametrize(("kind", "figure"), [(kind, figure) for kind, row in LIMITS.items() for figure in row])
