@@ -88,19 +88,19 @@ _MARKS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 )
 
 
-def marks(
-    turn: Turn, happened: Sequence[Event], step: TimelineStep | None, invented: bool, last: bool, edited: bool = False
-) -> list[str]:
+def marks(story: Story, index: int) -> list[str]:
     """All marks of a turn, most severe first."""
+    turn, happened, number = story.trajectory.turns[index], story.events_after[index + 1], story.step_at.get(index)
     labels = {name for name, fits in _MARKS for event in happened if fits(event.what)}
     if turn.completion.stop_reason is StopReason.LENGTH or of_type(happened, MemoryCut):
         labels.add("truncated")
-    if step is not None and step.reading is not None:
+    if number is not None and (step := story.steps[number]).reading is not None:
         labels.add("wrote" if step.changed and _differs(step) else "kept")
-    if invented:
+    if number is not None and story.invented(number):
         labels.add("invented")
-    if edited:
+    if index == story.edited:
         labels.add("edited")
+    last = index == len(story.trajectory.turns) - 1
     if turn.name == "answer" or (last and not labels & {"wrote", "kept", "pruned", "called"}):
         labels.add("answered")
     return [name for name in STATES if name in labels] or ["sampled"]

@@ -240,9 +240,7 @@ def _turns(opened: Opened, rollout: int, all_fates: Sequence[Fate]) -> list[dict
 def _turn(story: Story, index: int, turn: Turn) -> dict[str, Any]:
     number = story.step_at.get(index)
     step = None if number is None else story.steps[number]
-    last = index == len(story.trajectory.turns) - 1
-    invented = bool(number is not None and story.invented(number))
-    labels = marks(turn, story.events_after[index + 1], step, invented, last, index == story.edited)
+    labels = marks(story, index)
     return {
         "turn": index,
         "name": turn.name,
