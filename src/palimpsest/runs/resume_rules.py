@@ -44,31 +44,15 @@ _SEARCH = "policy.options.tools.search"
 _A_SERVER = "(a server)"
 """Replaces the address of a search server, which does not define the experiment."""
 
+_TRAIN = ("max_steps", "save_steps", "save_total_limit", "eval_steps", "eval_on_start", "metric_for_best_model")
 _RULES: Mapping[str, Verdict] = {
-    "recipe": "allowed",
-    "logging": "allowed",
-    "evaluation": "allowed",
-    "train.max_steps": "allowed",
-    "train.save_steps": "allowed",
-    "train.save_total_limit": "allowed",
-    "train.eval_steps": "allowed",
-    "train.eval_on_start": "allowed",
-    "train.metric_for_best_model": "allowed",
-    "train.record_steps": "allowed",
-    "engine": "warned",
-    "cluster": "warned",
-    "sampler": "warned",
-    "model.device": "warned",
-    "model.gradient_checkpointing": "warned",
-    "train.episode_timeout_s": "warned",
-    "evaluation.problems": "warned",
-    "train.eval_samples": "warned",
-    "eval_sampling": "warned",
-    "data.val_files": "warned",
-    "optim": "warned",
-    "reward.timeout_s": "warned",
-    **{f"reward.judge.{key}": "warned" for key in sorted(JUDGE_OPERATION)},
-    **{f"{_SEARCH}.{key}": "warned" for key in ("attempts", "timeout_s", "token_env")},
+    **dict.fromkeys(("recipe", "logging", "evaluation", "train.record_steps"), "allowed"),
+    **dict.fromkeys((f"train.{key}" for key in _TRAIN), "allowed"),
+    **dict.fromkeys(("engine", "cluster", "sampler", "optim", "eval_sampling", "data.val_files"), "warned"),
+    **dict.fromkeys(("model.device", "model.gradient_checkpointing", "reward.timeout_s"), "warned"),
+    **dict.fromkeys(("train.episode_timeout_s", "train.eval_samples", "evaluation.problems"), "warned"),
+    **dict.fromkeys((f"reward.judge.{key}" for key in JUDGE_OPERATION), "warned"),
+    **dict.fromkeys((f"{_SEARCH}.{key}" for key in ("attempts", "timeout_s", "token_env")), "warned"),
 }
 
 
