@@ -30,7 +30,6 @@ Event = Literal["start", "part", "inside"]
 
 
 def _words(task: Task) -> str:
-    """Progress of a stage as one line."""
     elapsed = task.finished_time if task.finished else task.elapsed
     elapsed, done, total = elapsed or 0.0, task.completed, task.total or 0
     here = done - task.fields["before"]

@@ -83,7 +83,7 @@ def _claim(descriptor: int, folder: Path) -> None:
         raise RunError(f"{folder} is in use by {_words(holder)}: if that process is gone, delete {folder / NAME}")
 
 
-def _holder(text: bytes) -> dict[str, object]:
+def _holder(text: bytes) -> dict[str, Any]:
     try:
         data = orjson.loads(text)
     except orjson.JSONDecodeError:

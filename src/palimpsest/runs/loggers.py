@@ -31,8 +31,6 @@ Row = Mapping[str, float]
 
 
 class _Passing(Logger):
-    """Base of sinks that pass every call to others."""
-
     def resumed(self, step: int) -> None:
         self._call("resumed", step)
 

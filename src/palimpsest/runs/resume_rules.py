@@ -1,17 +1,13 @@
 """Resume rules: configuration keys that may change, and the commands that start and resume a run.
 
-allowed   recipe, logging, evaluation, train.max_steps, save_steps, save_total_limit, eval_steps, eval_on_start,
-          metric_for_best_model, record_steps: past steps do not depend on them
-warned    engine, cluster, sampler, optim, eval_sampling, data.val_files, model.device, model.gradient_checkpointing,
-          train.episode_timeout_s, train.eval_samples, evaluation.problems, reward.timeout_s, reward.judge.url,
-          api_key_env, timeout_s, concurrency, policy.options.tools.search.token_env, timeout_s, attempts, and source
-          from one address to another: later steps differ; the run continues, and events.jsonl records the change
-refused   all other keys (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
+allowed   past steps do not depend on the key
+warned    later steps differ; the run continues, and events.jsonl records the change; also the source of
+          policy.options.tools.search from one address to another
+refused   all keys outside `_RULES` (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
           the result would be another experiment under the same name
 
 `train.max_steps` is warned instead of allowed if the learning-rate schedule depends on it, or if batches are collected
-ahead: a run collects none beyond its last step, so more steps start with samples of newer weights. A key outside this
-table counts as refused.
+ahead: a run collects none beyond its last step, so more steps start with samples of newer weights.
 
 The first line of the run's events.jsonl contains the command. A run with lost or malformed events counts as one of
 `palimpsest train`.

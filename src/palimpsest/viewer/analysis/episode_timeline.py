@@ -8,8 +8,8 @@ Evidence has the definition of `evidence_retention` (metrics/memory_metrics.py).
 is a single sentence, the timeline searches for each text. If a text is longer (gold paragraphs), or the data name none,
 it searches for a gold answer of each question, except yes/no answers.
 
-Guaranteed: decoding, word splits and comparisons happen on first use; the results of a step stay cached, and the latest
-whole texts; a step costs time linear in its texts, regardless of the episode's length.
+Guaranteed: the results of a step stay cached, and the latest whole texts; a step costs time linear in its texts,
+regardless of the episode's length.
 Not covered: the sampled words of a summary or a prune's memory, whose text is encoded again for display.
 """
 

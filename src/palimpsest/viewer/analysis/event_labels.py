@@ -294,7 +294,7 @@ def _gone(turn: Turn, after: Turn | None) -> int:
 
 def _deleted(story: Story, index: int, id_: str) -> Deleted:
     ids = next((ids for turn in story.trajectory.turns[: index + 1] if (ids := turn.piece(RESULT + id_))), None)
-    call = _call(story.trajectory.events, id_)
+    call = next((one for one in of_type(story.trajectory.events, ToolCalled) if one.id == id_), None)
     text = None if ids is None else _result_text(story, ids, id_)
     return Deleted(id_, None if ids is None else len(ids), _again(story, index, call, text))
 
@@ -309,10 +309,6 @@ def _again(story: Story, index: int, call: ToolCalled | None, text: str | None) 
             if text and ids is not None and _result_text(story, ids, one.id) == text:
                 return NeededAgain(later, "same text")
     return None
-
-
-def _call(events: Sequence[Event], id_: str) -> ToolCalled | None:
-    return next((call for call in of_type(events, ToolCalled) if call.id == id_), None)
 
 
 def _plain(call: ToolCalled) -> str:

@@ -3,8 +3,7 @@
 Single turns (viewer/screens/turn_screen.py) and word origins are computed on request, so that episodes with hundreds of
 turns open fast: sections are searched only for evidence and for sentences of memories.
 
-Evidence and the test for its presence in a memory are those of `memory/evidence_retention`
-(viewer/analysis/episode_timeline.py). Turns are indices in the episode's turns.
+Turns are indices in the episode's turns.
 
 Not covered: facts stored in other words.
 """

@@ -139,14 +139,11 @@ class OpenedGroups:
 
     def _shrink(self) -> None:
         with self._lock:
-            while self._full():
-                self._groups.popitem(last=False)
-
-    def _full(self) -> bool:
-        several = len(self._groups) > 1
-        return several and (
-            len(self._groups) > MOST_GROUPS or sum(entry.tokens for entry in self._groups.values()) > MOST_TOKENS
-        )
+            groups = self._groups
+            while len(groups) > 1 and (
+                len(groups) > MOST_GROUPS or sum(entry.tokens for entry in groups.values()) > MOST_TOKENS
+            ):
+                groups.popitem(last=False)
 
     def _credit(self, source: Source) -> CreditConfig | None:
         """Credit section of a run; None outside of runs, and for a run of another version."""

@@ -1,8 +1,6 @@
 """Turn screen: the memory as a difference, the visible texts, and the sampled tokens.
 
-Character offsets count Unicode code points of the accompanying text. Only this turn's pieces are decoded. A sampled
-token has its text, log-probability, a flag for training, and its advantage, whose kind is in `advantage_is`
-(viewer/analysis/prefix_forest.py).
+Character offsets count Unicode code points of the accompanying text. Only this turn's pieces are decoded.
 
 Not covered: entropy: the record has log-probabilities of sampled tokens only. `-logprob` is the surprise of a token;
 its mean over many tokens estimates the entropy.
