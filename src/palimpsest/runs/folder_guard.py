@@ -42,7 +42,8 @@ class FolderLock:
         self._descriptor = files.open_descriptor(self.path, os.O_RDWR | os.O_CREAT)
         try:
             _claim(self._descriptor, folder)
-            self._write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}))
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": started}))
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -95,10 +96,6 @@ def _words(holder: dict[str, object]) -> str:
     if not holder:
         return "another process"
     return f"process {holder['pid']} on {holder['host']} since {holder['started']}"
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 # ---- Folders that may be renamed -----------------------------------------------------------------------------

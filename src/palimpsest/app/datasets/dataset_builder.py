@@ -166,19 +166,19 @@ def _planned(read: Questions, contexts: Contexts) -> list[tuple[str, int | None,
 
 
 def _splits(read: Questions, contexts: Contexts) -> Sequence[_Split]:
-    dealt = deal(
+    dealt, shared = deal(
         read.records,
         contexts.splits,
         seed=contexts.seed,
         disjoint_gold=contexts.disjoint_gold or contexts.disjoint_documents,
         excluded_gold=read.excluded_gold,
     )
-    used = sum(map(len, dealt.splits.values()))
-    if dealt.shared_gold:
-        read.left_out["gold documents of another split"] = dealt.shared_gold
-    if spare := len(read.records) - used - dealt.shared_gold:
+    used = sum(map(len, dealt.values()))
+    if shared:
+        read.left_out["gold documents of another split"] = shared
+    if spare := len(read.records) - used - shared:
         read.left_out["not asked for by any split"] = spare
-    splits = tuple(_Split(name, records, read.corpus) for name, records in dealt.splits.items())
+    splits = tuple(_Split(name, records, read.corpus) for name, records in dealt.items())
     return tuple(_apart(splits, read.excluded_gold)) if contexts.disjoint_documents else splits
 
 

@@ -134,23 +134,11 @@ def _recalled(what: Recalled) -> str:
     return f'recall of "{what.query}": the memory after section {ordinal(what.chunk)}'
 
 
-def _written(what: MemoryWritten) -> str:
-    return "wrote the memory" if what.changed else "the memory stays unchanged"
-
-
 def _ungrounded(what: MemoryUngrounded) -> str:
     units = "; ".join(f'"{unit}" ({why})' for unit, why in zip(what.dropped, what.reasons, strict=True))
     return f"dropped from the memory: {units or 'a reply without words'}" + (
         "" if what.changed else "; it stays unchanged"
     )
-
-
-def _malformed(what: ReplyMalformed) -> str:
-    return f"unreadable reply: {what.reason}" + ("; its text became the memory" if what.accepted else "")
-
-
-def _failed(what: ToolFailed) -> str:
-    return f"{what.tool or 'a call'} failed ({what.error}), result {what.id}: {what.message}"
 
 
 def _called(what: ToolCalled) -> str:
@@ -160,16 +148,16 @@ def _called(what: ToolCalled) -> str:
 
 _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     DocumentTruncated: lambda it: f"the agent reads {it.kept} of the document's {it.tokens} tokens ({it.how})",
-    MemoryWritten: _written,
+    MemoryWritten: lambda it: "wrote the memory" if it.changed else "the memory stays unchanged",
     MemoryCut: lambda it: f"the memory budget cut {it.tokens} tokens to {it.kept}",
     MemoryUngrounded: _ungrounded,
     EmptyMemoryKept: lambda it: "empty reply: the memory stays unchanged",
-    ReplyMalformed: _malformed,
+    ReplyMalformed: lambda it: f"unreadable reply: {it.reason}{'; its text became the memory' if it.accepted else ''}",
     Recalled: _recalled,
     PastShown: lambda it: f"the next prompt contains the memory after section {ordinal(it.chunk)}",
     ReadingEnded: lambda it: f"reading ends after section {ordinal(it.chunk)}; {it.unread} unread",
     ToolCalled: _called,
-    ToolFailed: _failed,
+    ToolFailed: lambda it: f"{it.tool or 'a call'} failed ({it.error}), result {it.id}: {it.message}",
     Pruned: lambda it: f"deleted {', '.join(it.deleted)}; {it.context_tokens} tokens of the prompt remain",
     PruneRefused: lambda it: f"prune rejected: {it.reason}",
     ExchangesDropped: lambda it: f"the {it.exchanges} oldest exchanges left the window",
