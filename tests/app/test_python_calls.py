@@ -459,7 +459,7 @@ class StopsAtStep(Silent):
         outer = self
 
         class Watching(type(watcher)):  # type: ignore[misc]
-            def step(self, step: int, metrics: Any, timings: Any) -> None:
+            def log(self, step: int, metrics: Any, timings: Any) -> None:
                 if step == outer.at:
                     outer.does()
 

@@ -23,7 +23,7 @@ def test_garbage_is_collected_rarely_while_it_serves_and_as_before_afterwards(
     def served(server: Any) -> None:
         while_serving.append(gc.get_threshold()[0])
 
-    monkeypatch.setattr("palimpsest.app.viewer_job.Server.run_here", served)
+    monkeypatch.setattr("palimpsest.app.viewer_job.Server.run", served)
     view(View((run_folder(tmp_path / "run"),), port=0), on_ready=lambda url: None)
     assert while_serving[0] > 50 * before[0]
     assert gc.get_threshold() == before

@@ -14,9 +14,10 @@ from palimpsest.config.schema import PolicyConfig
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.registry import build_policy
-from palimpsest.metrics.memory_metrics import memory_steps
+from palimpsest.metrics.memory_metrics import evidence_retention, unsupported
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.plugins import load
+from palimpsest.text.sentences import flat
 from palimpsest.types import Grade, Problem, Trajectory
 from support.agents import base_codec, played
 
@@ -123,7 +124,6 @@ def test_memory_metrics_cover_all_heads_together() -> None:
         f"{LINES[2]}\n{LINES[1]}",
         f"{LINES[2]}\nOmar is red.",
     ]
-    steps = memory_steps(PROBLEM, trajectory, base_codec())
-    assert [step.held for step in steps] == [(), (), (0,), (0,)]
-    assert [step.unsupported for step in steps] == [(), (), (), ("Omar is red.",)]
-    assert steps[3].lost == (LINES[1],)
+    assert [evidence_retention(PROBLEM, read.memory_after.text) for read in reads] == [0.0, 0.0, 1.0, 1.0]
+    assert [unsupported(read) for read in reads] == [(), (), (), ("Omar is red.",)]
+    assert not reads[3].memory_after.holds(flat(LINES[1]))

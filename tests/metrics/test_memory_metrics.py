@@ -9,8 +9,8 @@ import pytest
 
 from palimpsest.config.schema import CreditConfig
 from palimpsest.events import EmptyMemoryKept, Event
-from palimpsest.metrics.memory_metrics import evidence_position, evidence_retention, memory_metrics, memory_steps
-from palimpsest.metrics.reading_trace import GroupTexts
+from palimpsest.metrics.memory_metrics import evidence_position, evidence_retention, memory_metrics, unsupported
+from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.training.step_metrics import group_metrics
 from palimpsest.types import Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.groups import CODEC, reading_turn
@@ -123,17 +123,15 @@ def test_ungraded_episodes_are_counted_and_leave_the_mean_alone() -> None:
     assert (metrics["reward/mean"], metrics["reward/ungraded"]) == (1.0, 1.0)
 
 
-def test_facts_retained_lost_and_invented_by_a_turn() -> None:
+def test_facts_retained_and_invented_by_a_turn() -> None:
     first, second = "Ann lives in Rome. Bo has a cat.", "Ann lives in Rome. Cid is red."
     turns = (read(0, "Ann lives in Rome. Bo has a cat.", "none", first), read(1, "Cid is blue.", first, second))
     played = group(*turns, evidence=["Bo has a cat.", "Ann lives in Rome."])
-    one, two = memory_steps(played.problem, played.trajectories[0], CODEC)
-    assert (one.held, one.retention, one.unsupported, one.lost) == ((0, 1), 1.0, (), ("none",))
-    assert (two.held, two.retention) == ((1,), 0.5)
-    assert two.written == ("Ann lives in Rome.", "Cid is red.")
-    assert two.unsupported == ("Cid is red.",)
-    assert two.lost == ("Bo has a cat.",)
-    assert (two.reading.turn, str(two.reading.section)) == (turns[1], "Cid is blue.")
+    one, two = readings(played.trajectories[0], GroupTexts(CODEC))
+    assert [evidence_retention(played.problem, read.memory_after.text) for read in (one, two)] == [1.0, 0.5]
+    assert (unsupported(one), unsupported(two)) == ((), ("Cid is red.",))
+    assert two.memory_after.sentences == ("Ann lives in Rome.", "Cid is red.")
+    assert (two.turn, str(two.section)) == (turns[1], "Cid is blue.")
 
 
 def test_every_rollout_of_a_group_is_measured() -> None:

@@ -46,7 +46,7 @@ def test_a_line_has_the_stage_its_share_elapsed_time_eta_and_metrics(clock: Cloc
     with Terminal(stream).stages(PLAN) as staged:
         steps = staged.steps(4)
         clock.now += 20
-        steps.step(1, {"reward/mean": 0.641, "reward/std": 0.48}, {"rollout_tokens_per_s": 1820.0})
+        steps.log(1, {"reward/mean": 0.641, "reward/std": 0.48}, {"rollout_tokens_per_s": 1820.0})
         steps.close()
     metrics = "reward 0.641  std 0.480  sampling 1,820 tok/s"
     assert stream.getvalue() == f"[ 25%] training 1/4 steps  elapsed 0:00:20  ETA 0:01:00  {metrics}\n"
@@ -59,7 +59,7 @@ def test_lines_appear_for_the_first_and_last_part_of_a_stage_and_none_twice(cloc
         steps = staged.steps(4)
         for step in range(1, 5):
             steps.progress("rollout", 3, 8)
-            steps.step(step, {}, {})
+            steps.log(step, {}, {})
         steps.message("a line")
         steps.close()
         with staged.count("evaluation", 6, done=2) as tick:
@@ -80,10 +80,10 @@ def test_parts_done_before_count_as_done_and_not_as_speed(clock: Clock) -> None:
     steps = resumed.steps(100)
     steps.resumed(80)
     clock.now += 2
-    steps.step(81, {}, {})
+    steps.log(81, {}, {})
     other = late.steps(100)  # nobody reported the 80
     clock.now += 2
-    other.step(81, {}, {})
+    other.log(81, {}, {})
     with Terminal(stream).count("episodes", 50, done=40) as tick:
         clock.now += 3
         tick()
@@ -101,7 +101,7 @@ def test_work_that_was_done_before_has_no_time_left_and_unknown_speed_is_no_figu
 def test_a_stage_has_the_parts_that_it_reports_and_need_not_be_planned(clock: Clock) -> None:
     stream = io.StringIO()
     with Terminal(stream).stages(PLAN[:1]) as staged:
-        staged.steps(8).step(8, {}, {})
+        staged.steps(8).log(8, {}, {})
         with staged.count("report", 1) as tick:
             tick()
     assert [line.split("  ")[0] for line in stream.getvalue().splitlines()] == [
@@ -132,7 +132,7 @@ def test_a_long_step_shows_its_episodes_every_half_minute(clock: Clock) -> None:
     for episode in range(1, 65):
         clock.now += 1
         steps.progress("rollouts", episode, 64)
-    steps.step(1, {}, {})
+    steps.log(1, {}, {})
     lines = stream.getvalue().splitlines()
     assert [line.split()[-1] for line in lines[:2]] == ["30/64", "60/64"]
     assert "steps 1/2" in lines[2]
@@ -147,7 +147,7 @@ def test_on_a_terminal_messages_are_above_the_bar() -> None:
     display = Terminal(stream, live=True)
     steps = display.steps(20)
     steps.progress("rollout", 3, 8)
-    steps.step(2, {"reward/mean": 0.5}, {})
+    steps.log(2, {"reward/mean": 0.5}, {})
     display.message("resumed [not markup]")
     steps.close()
     shown = stream.getvalue()

@@ -63,7 +63,7 @@ async def test_a_server_sets_a_short_switch_interval(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(uvicorn.Server, "serve", serve)
     try:
         with bound("127.0.0.1", 0) as listening:
-            await Server(RequestGuard(None).app([]), listening).serve_here()
+            await Server(RequestGuard(None).app([]), listening).serve()
     finally:
         sys.setswitchinterval(before)
     assert intervals == [pytest.approx(SWITCH_SECONDS)]
@@ -75,7 +75,7 @@ def test_a_server_that_is_cancelled_logs_nothing(capsys: pytest.CaptureFixture[s
     async def cancelled() -> None:
         with bound("127.0.0.1", 0) as listening:
             server = Server(RequestGuard(None).app([]), listening)
-            serving = asyncio.create_task(server.serve_here())
+            serving = asyncio.create_task(server.serve())
             while not server.started:
                 await asyncio.sleep(0)
             serving.cancel()
@@ -174,7 +174,7 @@ async def replies_to(*pieces: bytes) -> list[bytes]:
     app = RequestGuard(None).app([("/a", "POST", echo), ("/b", "GET", echo)])
     with bound("127.0.0.1", 0) as listening:
         server = Server(app, listening, grace_seconds=1)
-        serving = asyncio.create_task(server.serve_here())
+        serving = asyncio.create_task(server.serve())
         reader, writer = await asyncio.open_connection(*listening.getsockname())
         for piece in pieces:
             writer.write(piece)

@@ -20,7 +20,7 @@ def viewer(*paths: Path, token: str | None = None, tokenizer: str | None = None)
     with bound("127.0.0.1", 0) as taken:
         server = Server(service.app(), taken, grace_seconds=1)
         server.capture_signals = _no_signals  # type: ignore[method-assign]  # a thread can't
-        thread = threading.Thread(target=server.run_here)
+        thread = threading.Thread(target=server.run)
         thread.start()
         try:
             yield server.url

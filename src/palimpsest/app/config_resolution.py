@@ -173,7 +173,8 @@ class Agent:
         for key, value, _ in split_overrides(self.overrides):
             (changes if "." in key else options)[key] = value
         named = "reward.name" in changes or self.recipe is not None or (origin and policy == origin.policy.name)
-        reward = {} if named else _policy_reward(policy)
+        wanted = None if named else policy_class(policy).reward
+        reward = {} if wanted is None else {"reward.name": wanted}
         changed = on_embedded(base).model_copy(
             update={
                 "policy": PolicyConfig(name=policy, options=options),
@@ -259,11 +260,6 @@ def _trained_on(run: RunConfig, played: RunConfig) -> bool:
         return False
     paths, played_paths = ({Path(path).resolve() for path in listed(sources)} for sources in (trained, data))
     return bool(paths & played_paths)
-
-
-def _policy_reward(policy: str) -> dict[str, str]:
-    reward = policy_class(policy).reward
-    return {} if reward is None else {"reward.name": reward}
 
 
 def evaluation_config(

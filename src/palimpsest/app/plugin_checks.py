@@ -1,29 +1,12 @@
 """Contract checks of custom plugins: `palimpsest check NAME`. Methods and parameters show the kind of a plugin.
 
-A policy runs against scripted models (memory/policy_check.py).
+A policy runs against scripted models (memory/policy_check.py); a credit rule on groups of even and uneven turns and a
+single trajectory; a reward, or a layer on top of the shipped `boxed`, on handwritten episodes, without weights, with
+hostile answers, and with one that was lost, which no reward sees. For a tool, a data format, a log sink or an engine,
+only shape and options are checked.
 
-Checks of a credit rule:
-
-- advantages: finite, one per turn or one per trajectory, for groups of even and uneven turns and a single trajectory;
-- determinism: the same group gets the same advantages;
-- order: reordered trajectories keep their advantages;
-- equal rewards: a group with equal rewards has advantages of 0;
-- direction: a higher reward never has a lower advantage, summed over a trajectory's turns.
-
-Checks of a reward, or of a layer on top of the shipped `boxed`, on handwritten episodes, without weights:
-
-- grades: every episode that the agent itself ended gets a number, including an empty answer and a failed one;
-- range: the values, of which some must differ;
-- determinism: the same episode gets the same grade, again and in another order;
-- hostile text: control markers, unbalanced boxes, no letters, a very long answer raise no error and are worth at most
-  a right answer;
-- lost episodes: an episode lost to an infrastructure failure is ungraded, without a call of the reward;
-- waiting: whether it blocks the event loop.
-
-For a tool, a data format, a log sink or an engine, it checks only shape and options.
-
-Not covered: bias and variance of the gradient; rules that break the last two checks by design; whether the reward
-matches your goal, and whether an agent can exploit it.
+Not covered: bias and variance of the gradient; rules that break the checks of equal rewards or direction by design;
+whether the reward matches your goal, and whether an agent can exploit it.
 """
 
 from __future__ import annotations
@@ -125,7 +108,6 @@ _TOLERANCE = 1e-9
 
 
 def _check_rule(config: CreditConfig) -> list[Finding]:
-    """All findings, in the order of this module's docstring. Raises ConfigError if the rule can't be built."""
     name, rule = config.adv_estimator, build_rule(config)
     groups = {
         "even turns": _group(REWARDS, (2, 2, 2, 2)),
@@ -208,7 +190,6 @@ STALL_S = 0.25
 
 
 async def _check_reward(kind: str, name: str, options: Mapping[str, Any], codec: Codec) -> list[Finding]:
-    """All findings, in the order of this module's docstring. Raises ConfigError if the reward can't be built."""
     named = {"name": name, "options": dict(options)}
     layers = (LayerConfig.model_validate(named),) if kind == "layer" else ()
     config = RewardConfig(layers=layers, timeout_s=TIMEOUT_S, **({} if layers else named))

@@ -168,7 +168,7 @@ def view(request: View, *, on_ready: Callable[[str], None]) -> None:
         service.read_ahead()
         on_ready(server.url)
         with rare_collections():
-            server.run_here()
+            server.run()
 
 
 def chosen(paths: Sequence[Path]) -> tuple[Path, ...]:

@@ -157,6 +157,7 @@ class Side:
     """Episodes of earlier calls outside the last request."""
     settings: Mapping[str, Any]
     """Dotted key to value."""
+    folder: Path = Path()
 
     @property
     def seeds(self) -> dict[str, Any]:
@@ -272,10 +273,6 @@ class SideBySide:
             if len(graded) > 1:
                 values = list(graded.values())
                 yield Band(cell, tuple(graded), fmean(values), min(values), max(values), stdev(values))
-
-    @cached_property
-    def notes(self) -> tuple[Note, ...]:
-        return (*self.side_notes(), *self.pairing_notes())
 
     def side_notes(self) -> Iterator[Note]:
         """Notes on samples outside a side's accuracy."""

@@ -75,8 +75,6 @@ class Arena:
     sampling: SamplingConfig
     key: tuple[Key, ...]
     """Random draws of an episode are keyed by (*key, title of the cell, problem, number of the sample, turn)."""
-    timeout_s: float | None = None
-    retries: int = 2
     measure: Measure | None = None
     roles: Roles | None = None
     episodes: EpisodeFile | None = None
@@ -202,8 +200,6 @@ async def _play_one(entry: Entry, problem: Problem, draw: int, arena: Arena) -> 
         key=(*arena.key, entry.cell.title),
         group_id=group_id(entry.cell, problem.id),
         rollout=draw,
-        timeout_s=arena.timeout_s,
-        retries=arena.retries,
         roles=arena.roles,
         speculation=arena.speculation,
     )

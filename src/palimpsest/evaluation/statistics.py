@@ -11,7 +11,7 @@
 A cluster is a group of dependent values: several questions on one document, several samples of one problem. An
 interval that ignores clusters is too narrow.
 
-Axes: N values, G clusters, R resamples.
+Axes: N values, G clusters.
 
 Guaranteed: equal values give the same interval on every machine, regardless of the names of clusters; work is
 vectorised, with memory for at most `_BLOCK` draws.
@@ -121,8 +121,12 @@ def bootstrap(values: Sequence[float], clusters: Clusters | None = None) -> tupl
     >>> bootstrap([0.5, 0.5, 0.5])
     (0.5, 0.5)
     """
-    means = _resampled_means(np.asarray(values, dtype=np.float64), clusters)
-    low, high = np.quantile(means, (0.025, 0.975))
+    sums, counts = _by_cluster(np.asarray(values, dtype=np.float64), clusters)
+    rng, rows, means = np.random.default_rng(derive_seed("bootstrap", len(sums))), max(1, _BLOCK // len(sums)), []
+    for begin in range(0, RESAMPLES, rows):
+        drawn = rng.integers(len(sums), size=(min(rows, RESAMPLES - begin), len(sums)))
+        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
     return float(low), float(high)
 
 
@@ -247,16 +251,3 @@ def _by_cluster(values: Floats, clusters: Clusters | None) -> tuple[Floats, Floa
     np.add.at(sums, index, values)
     np.add.at(counts, index, 1.0)
     return sums, counts
-
-
-def _resampled_means(values: Floats, clusters: Clusters | None) -> Floats:
-    """[R] means of G clusters drawn with replacement."""
-    sums, counts = _by_cluster(values, clusters)
-    groups = len(sums)
-    rng = np.random.default_rng(derive_seed("bootstrap", groups))
-    rows = max(1, _BLOCK // groups)
-    means = []
-    for begin in range(0, RESAMPLES, rows):
-        drawn = rng.integers(groups, size=(min(rows, RESAMPLES - begin), groups))
-        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
-    return np.concatenate(means)

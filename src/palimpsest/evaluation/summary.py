@@ -353,13 +353,3 @@ def _means(rows: Iterable[dict[str, float]]) -> dict[str, float]:
         for key, value in row.items():
             columns.setdefault(key, []).append(value)
     return {key: fmean(column) for key, column in sorted(columns.items())}
-
-
-# ---- Student's t ---------------------------------------------------------------------------------------------
-
-
-T_975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262,
-    2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
-)  # fmt: skip
-"""[18] 97.5% quantiles by degrees of freedom, from 1."""

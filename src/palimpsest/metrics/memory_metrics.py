@@ -1,8 +1,7 @@
 """Memory metrics: evidence retained, lost and hallucinated, for reading turns, episodes and groups.
 
-`memory_steps` returns the evidence, the unsupported text and the losses of each step; `memory_metrics` covers a group,
-and so one episode. Training metrics have these names under memory/. `evidence_position` depends only on the problem:
-the position of the evidence in the document.
+`memory_metrics` covers a group, and so one episode. Training metrics have these names under memory/.
+`evidence_position` depends only on the problem: the position of the evidence in the document.
 
 | key | meaning |
 |---|---|
@@ -28,40 +27,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
 from palimpsest.metrics.reading_trace import GroupTexts, ReadingTurn, readings
-from palimpsest.text.codec import Codec
 from palimpsest.text.sentences import flat, offset_in, sentences, stands_in
-from palimpsest.types import Group, Problem, StopReason, Trajectory
+from palimpsest.types import Group, Problem, StopReason
 
 EVIDENCE_FIRST, EVIDENCE_LAST = "evidence_first", "evidence_last"
 """Keys of `evidence_position`."""
 CHOICES = frozenset({"yes", "no", "noanswer", "unknown"})  # answers that need no text
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryStep:
-    """Effect of one reading turn on the memory."""
-
-    reading: ReadingTurn
-    held: tuple[int, ...]
-    """Indices in `metadata["evidence"]` of the texts in the memory after the turn."""
-    retention: float | None
-    """`evidence_retention` of the memory after the turn."""
-    written: tuple[str, ...]
-    """Sentences of the memory that the turn wrote; empty if it wrote none."""
-    unsupported: tuple[str, ...] | None
-    """Written sentences without a source in the prompt; None if the prompt's sources are unknown."""
-    lost: tuple[str, ...]
-    """Sentences of the previous memory that are missing afterwards."""
-
-
-def memory_steps(problem: Problem, trajectory: Trajectory, codec: Codec) -> list[MemoryStep]:
-    """Effect of each reading turn on the memory, in order."""
-    return [_step(problem, reading) for reading in readings(trajectory, GroupTexts(codec))]
 
 
 def memory_metrics(group: Group, texts: GroupTexts) -> dict[str, float | None]:
@@ -93,20 +68,6 @@ def _reply_metrics(problem: Problem, reads: Sequence[ReadingTurn]) -> dict[str, 
         "recall_hit_rate": mean(None if share is None else float(share > 0) for share in shares),
         "malformed_rate": mean(float(reading.malformed is not None) for reading in reads if reading.in_tags),
     }
-
-
-def _step(problem: Problem, reading: ReadingTurn) -> MemoryStep:
-    memory = reading.memory_after
-    evidence = [flat(text) for text in _evidence(problem)]
-    before = zip(reading.memory_before.sentences, reading.memory_before.flat_sentences, strict=True)
-    return MemoryStep(
-        reading=reading,
-        held=tuple(number for number, text in enumerate(evidence) if stands_in(text, memory.flat)),
-        retention=evidence_retention(problem, memory.text),
-        written=reading.memory_after.sentences if reading.changed else (),
-        unsupported=unsupported(reading),
-        lost=tuple(sentence for sentence, form in before if not memory.holds(form)),
-    )
 
 
 def unsupported(reading: ReadingTurn) -> tuple[str, ...] | None:
@@ -165,12 +126,11 @@ def evidence_retention(problem: Problem, memory: str) -> float | None:
     >>> evidence_retention(problem, "It is in Italy."), evidence_retention(problem, "It is old.")
     (1.0, 0.0)
     """
-    evidence = _evidence(problem)
+    evidence, text = _evidence(problem), flat(memory)
     if not evidence:
         return None
     if all(len(sentences(text)) == 1 for text in evidence):
-        return retained_share(evidence, memory)
-    text = flat(memory)
+        return fmean(float(stands_in(flat(piece), text)) for piece in evidence)
     return mean(_holds_gold(question, text) for question in problem.by_question)
 
 
@@ -194,16 +154,6 @@ def evidence_position(problem: Problem) -> dict[str, float]:
         if (start := offset_in(piece, document)) >= 0:
             places.append(start / max(1, len(document) - len(piece)))
     return {EVIDENCE_FIRST: min(places), EVIDENCE_LAST: max(places)} if places else {}
-
-
-def retained_share(evidence: Sequence[str], memory: str) -> float:
-    """Share of the evidence texts in `memory`.
-
-    >>> retained_share(["Anna lives in Rome.", "Rome is old."], "Facts:\\n anna  lives in Rome. The end")
-    0.5
-    """
-    text = flat(memory)
-    return fmean(float(stands_in(flat(piece), text)) for piece in evidence)
 
 
 def _evidence(problem: Problem) -> list[str]:

@@ -33,6 +33,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeVar
 
 from palimpsest.events import (
@@ -58,46 +59,32 @@ from palimpsest.types import Outcome, Trajectory, Turn
 class Text:
     """A text whose properties are computed on first use and cached."""
 
-    __slots__ = ("_decode", "_flat", "_flat_sentences", "_held", "_sentences", "_text", "ids")
-
     def __init__(self, ids: tuple[int, ...], decode: Callable[[], str]) -> None:
         self.ids = ids
         """[T] empty if only the text is known."""
         self._decode = decode
-        self._text: str | None = None
-        self._flat: str | None = None
-        self._sentences: tuple[str, ...] | None = None
-        self._flat_sentences: tuple[str, ...] | None = None
         self._held: dict[str, bool] = {}
 
     def __str__(self) -> str:
         return self.text
 
-    @property
+    @cached_property
     def text(self) -> str:
-        if self._text is None:
-            self._text = self._decode()
-        return self._text
+        return self._decode()
 
-    @property
+    @cached_property
     def flat(self) -> str:
-        if self._flat is None:
-            self._flat = flat(self.text)
-        return self._flat
+        return flat(self.text)
 
-    @property
+    @cached_property
     def sentences(self) -> tuple[str, ...]:
         """Sentences and lines, verbatim."""
-        if self._sentences is None:
-            self._sentences = tuple(sentences(self.text))
-        return self._sentences
+        return tuple(sentences(self.text))
 
-    @property
+    @cached_property
     def flat_sentences(self) -> tuple[str, ...]:
         """[sentences]"""
-        if self._flat_sentences is None:
-            self._flat_sentences = tuple(map(flat, self.sentences))
-        return self._flat_sentences
+        return tuple(map(flat, self.sentences))
 
     def holds(self, sentence: str) -> bool:
         """True if a flat sentence occurs here as whole words and numbers."""

@@ -23,14 +23,13 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskProgressColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from palimpsest.progress.reporter import Progress, Stage, StepDisplay, Tick, summary_line
+from palimpsest.progress.reporter import Logger, Progress, Stage, Tick, summary_line
 
 Event = Literal["start", "part", "inside"]
 """A stage started, parts of it are done, or progress within a part."""
 
 
 def _words(task: Task) -> str:
-    """Progress of a stage as one line."""
     elapsed = task.finished_time if task.finished else task.elapsed
     elapsed, done, total = elapsed or 0.0, task.completed, task.total or 0
     here = done - task.fields["before"]
@@ -101,7 +100,7 @@ class Display(ABC):
         with self.stages([Stage(label, total)]):
             yield _Counter(self, label, total, done)
 
-    def steps(self, total: int) -> StepDisplay:
+    def steps(self, total: int) -> Logger:
         opened = self._open([Stage("steps", total)])
         return _Counter(self, "steps", total, opened=opened)
 
@@ -122,8 +121,8 @@ class Display(ABC):
             self._bars = None
 
 
-class _Counter:
-    """Satisfies `Tick` and `StepDisplay` for one stage."""
+class _Counter(Logger):
+    """`Tick` and `Logger` of one stage."""
 
     def __init__(self, display: Display, name: str, total: int, done: int = 0, *, opened: bool = False) -> None:
         """`opened`: closing this ends the display's work."""
@@ -143,7 +142,7 @@ class _Counter:
         self._bars.update(self._task.id, completed=step, before=step)
         self._display.show(self._task, "start")
 
-    def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
         if not self._task.completed:
             self._bars.update(self._task.id, before=step - 1)  # another process did them
         self._move(step, note=summary_line(metrics, timings), inner="")

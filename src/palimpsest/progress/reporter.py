@@ -35,28 +35,23 @@ class Tick(Protocol):
         ...
 
 
-class StepDisplay(Protocol):
-    """Shows the optimizer steps of one run."""
+class Logger:
+    """Base class of receivers of a run's optimizer steps. Its methods do nothing: a subclass defines those it needs."""
 
     def resumed(self, step: int) -> None:
-        """Another process did the steps up to `step`."""
-        ...
+        """The run resumes after `step`, which another process did."""
 
-    def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
-        """Show a finished step."""
-        ...
+    def log(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
+        """Log a finished step. `metrics` are reproducible, `timings` depend on the clock."""
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Show progress within the current step."""
-        ...
 
     def message(self, text: str) -> None:
-        """Print a permanent line."""
-        ...
+        """Show a permanent line."""
 
     def close(self) -> None:
-        """End the display."""
-        ...
+        """The run has ended."""
 
 
 class Progress(Protocol):
@@ -70,7 +65,7 @@ class Progress(Protocol):
         """Show work of `total` equal parts, `done` of them done earlier, until the context ends."""
         ...
 
-    def steps(self, total: int) -> StepDisplay:
+    def steps(self, total: int) -> Logger:
         """Show a run of `total` steps until the display is closed."""
         ...
 
@@ -90,7 +85,7 @@ class Silent:
         """Yield a tick that does nothing."""
         yield _Nothing()
 
-    def steps(self, total: int) -> StepDisplay:
+    def steps(self, total: int) -> Logger:
         """A display that shows nothing."""
         return _Nothing()
 
@@ -100,23 +95,8 @@ class Silent:
         yield self
 
 
-class _Nothing:
-    """Counts and shows nothing."""
-
+class _Nothing(Logger):
     def __call__(self, done: int = 1, *, note: str | None = None) -> None: ...
-
-    def resumed(self, step: int) -> None: ...
-
-    def step(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None: ...
-
-    def progress(self, stage: str, done: int, total: int) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-# ---- Summary line of a step ----------------------------------------------------------------------------------
 
 
 _LINE = (

@@ -116,7 +116,7 @@ _KINDS = {
     WordOrigin.SECTION: "section",
     WordOrigin.NOWHERE: "nowhere",
 }
-LEGEND = tuple((kind, words) for kind, words in _WORDS.items())
+LEGEND = tuple(_WORDS.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """Figures of reports as PNG or SVG: training reward, accuracy against length and cost, use of context.
 
-matplotlib draws into memory, without a global figure or backend. The figures of a comparison have one line per agent
-or baseline; the figures of a training have one figure per measure in the metrics.
+matplotlib draws into memory, without a global figure or backend.
 
 Guaranteed: the same data give the same bytes (no clock, no random draw, no version stamp); only measured values are
 drawn, so a missing value has no point.
@@ -44,15 +43,17 @@ _INK, _FAINT = "#222222", "#8a8a8a"
 class Point:
     """One measured mean with its 95% interval at one size of problems."""
 
-    length: int
-    """In the unit of the axis, e.g. chunks of the document."""
+    size: float
+    """Position on the axis of sizes, e.g. chunks of the document."""
     mean: float
     low: float
     high: float
+    tokens: float = 0.0
+    """Tokens processed per problem."""
 
 
-Curves = Mapping[str, Sequence[Point]]
-"""Points by the label of their line, in drawing order."""
+Lines = Mapping[str, Sequence[Point]]
+"""Points by the label of their line, in drawing order, shorter ones first."""
 
 
 def reward_figure(
@@ -77,11 +78,11 @@ def reward_figure(
     return png(figure)
 
 
-def accuracy_figure(curves: Curves, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
+def accuracy_figure(curves: Lines, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
     """Accuracy against size, logarithmic for multiples, with 95% bands and a mark at the largest training size."""
     figure, axes = figure_and_axes()
     for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
-        x = [p.length for p in points]
+        x = [p.size for p in points]
         axes.fill_between(x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0)
         axes.plot(
             x, [p.mean for p in points], color=color, marker=marker, markersize=6, linewidth=2, label=_label(label)
@@ -90,15 +91,15 @@ def accuracy_figure(curves: Curves, *, training_length: int, words: AxisWords = 
     axes.set_ylabel("accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     _length_axis(axes, curves, training_length, words)
-    _legend(figure, axes)
+    _legend(figure)
     return png(figure)
 
 
-def tokens_figure(curves: Curves, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
+def tokens_figure(curves: Lines, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
     """Tokens processed per episode against its size, both logarithmic for multiples; dotted: exact proportion."""
     figure, axes = figure_and_axes()
     for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
-        x, y = [p.length for p in points if p.mean > 0], [p.mean for p in points if p.mean > 0]
+        x, y = [p.size for p in points if p.mean > 0], [p.mean for p in points if p.mean > 0]
         axes.plot(x, y, color=color, marker=marker, markersize=6, linewidth=2, label=_label(label))
     if not words.multiples:
         axes.set_ylim(bottom=0)
@@ -107,8 +108,8 @@ def tokens_figure(curves: Curves, *, training_length: int, words: AxisWords = DO
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     first = next((points for points in curves.values() if points), None)
     if first is not None:
-        ends = (first[0].length, first[-1].length)
-        scale = first[-1].mean / first[-1].length
+        ends = (first[0].size, first[-1].size)
+        scale = first[-1].mean / first[-1].size
         axes.plot(
             ends,
             [scale * end for end in ends],
@@ -119,7 +120,7 @@ def tokens_figure(curves: Curves, *, training_length: int, words: AxisWords = DO
         )
     axes.set_ylabel(words.cost)
     _length_axis(axes, curves, training_length, words)
-    _legend(figure, axes)
+    _legend(figure)
     return png(figure)
 
 
@@ -168,8 +169,8 @@ def _shade_lengths(axes: Axes, lengths: Sequence[int], words: AxisWords) -> None
         start = index
 
 
-def _length_axis(axes: Axes, curves: Curves, training_length: int, words: AxisWords) -> None:
-    lengths = sorted({p.length for points in curves.values() for p in points})
+def _length_axis(axes: Axes, curves: Lines, training_length: int, words: AxisWords) -> None:
+    lengths = sorted({p.size for points in curves.values() for p in points})
     if not lengths:
         return
     if words.multiples:
@@ -193,18 +194,10 @@ def _length_axis(axes: Axes, curves: Curves, training_length: int, words: AxisWo
     )
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
+def _legend(figure: Figure, columns: int = 2, size: float = 8.5) -> None:
     """Draw the legend above the plot, so that no line crosses it."""
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(
-        handles,
-        labels,
-        loc="outside upper left",
-        ncols=min(2, len(labels)),
-        frameon=False,
-        fontsize=8.5,
-        handlelength=1.8,
-    )
+    if figure.axes[0].get_legend_handles_labels()[0]:
+        figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=size)
 
 
 def _short(value: float) -> str:
@@ -232,23 +225,6 @@ def png(figure: Figure) -> bytes:
 FORMATS = ("svg", "png")
 _FEW = 8  # lines up to which the legend has two columns
 _LINES = ("-", "--", ":", "-.")
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One side at one length of one task."""
-
-    size: float
-    """Position on the axis of lengths."""
-    mean: float
-    low: float
-    high: float
-    tokens: float
-    """Tokens processed per problem."""
-
-
-Lines = Mapping[str, Sequence[Measured]]
-"""Points by side (and task, if there are several), shorter ones first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +297,7 @@ def _finish(figure: Figure, axes: Axes, lines: int) -> None:
         columns = 2 if lines <= _FEW else 3
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.18 * math.ceil(lines / columns))  # room for the legend above
-        figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=8.5 if lines <= _FEW else 7)
+        _legend(figure, columns, 8.5 if lines <= _FEW else 7)
 
 
 def _written(figure: Figure, form: str) -> bytes:
@@ -413,24 +389,14 @@ def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, fl
     return [(step, float(value)) for step, value in numbered if value is not None and is_number(value)]
 
 
-def trailing_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and those before it, `window` in all.
-
-    >>> trailing_mean([2.0, 4.0, 6.0], 2)
-    [2.0, 3.0, 5.0]
-    """
-    recent = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
-    return [sum(part) / len(part) for part in recent]
-
-
 def _drawn(panel: _Panel, lines: Mapping[str, Sequence[tuple[float, float]]], smooth: int) -> bytes:
     figure, axes = figure_and_axes()
     for (label, points), (color, _) in zip(lines.items(), STYLES, strict=False):
         steps, values = [step for step, _ in points], [value for _, value in points]
         axes.plot(steps, values, color=color, alpha=0.3, linewidth=1)
-        axes.plot(steps, trailing_mean(values, smooth), color=color, linewidth=2.2, label=label)
+        axes.plot(steps, _averaged(values, [0] * len(values), smooth), color=color, linewidth=2.2, label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("training step (rollout batch)")
     axes.set_ylabel(panel.label)
-    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8.5)
+    _legend(figure)
     return png(figure)

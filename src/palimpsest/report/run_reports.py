@@ -1,6 +1,6 @@
 """Reports of one evaluation and of one training run.
 
-The report of a training contains the gain, reward over steps, three episodes, and next steps.
+The report of a training contains the gain, reward over steps, a wrong and a right episode, and next steps.
 
 Guaranteed: report.html loads no external resource (images are embedded, a content security policy forbids the rest)
 and runs no script; text written by a model or a document is escaped, with control and bidirectional characters as
@@ -180,13 +180,6 @@ class TrainingResults:
     """A wrong and a right episode, memory by memory."""
     look: str = ""
 
-    @property
-    def episodes_note(self) -> str:
-        return f"From the last recorded step ({self.rows[-1]['step']}), sampled as in training." if self.rows else ""
-
-
-SHOWN_MEMORIES = 12
-
 
 def write_training_report(folder: Path, results: TrainingResults) -> None:
     """Write report.html and plots/*.png into `folder`."""
@@ -197,8 +190,6 @@ def write_training_report(folder: Path, results: TrainingResults) -> None:
         lead=results.gain,
         facts=[(name, visible(value)) for name, value in results.facts],
         figures=embedded(figures),
-        episodes=[_shown(episode) for episode in results.episodes],
-        episodes_note=results.episodes_note,
         stories=results.stories,
         legend=LEGEND,
         look=results.look,
@@ -222,21 +213,3 @@ def training_plots(
     image = reward_figure(rewards, sizes, words=words)
     reward = {"name": "reward", "png": image, "caption": caption, "alt": "mean reward over training steps"}
     return [reward, *training_figures(rows)]
-
-
-def _shown(episode: ToldEpisode) -> dict[str, Any]:
-    kinds = {None: "ungraded", 0.0: "wrong", 1.0: "right"}
-    left_out = len(episode.memories) - SHOWN_MEMORIES
-    memories = [
-        {"after": number, "text": visible(text or "–")}
-        for number, text in enumerate(episode.memories, 1)
-        if number > left_out
-    ]
-    return {
-        "kind": kinds.get(episode.value, "partly"),
-        "question": visible(episode.question),
-        "memories": memories,
-        "answer": visible(episode.answer),
-        "gold": visible(episode.gold),
-        "grade": episode.grade,
-    }

@@ -42,7 +42,8 @@ class FolderLock:
         self._descriptor = files.open_descriptor(self.path, os.O_RDWR | os.O_CREAT)
         try:
             _claim(self._descriptor, folder)
-            self._write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}))
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            self._write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": started}))
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -83,7 +84,7 @@ def _claim(descriptor: int, folder: Path) -> None:
         raise RunError(f"{folder} is in use by {_words(holder)}: if that process is gone, delete {folder / NAME}")
 
 
-def _holder(text: bytes) -> dict[str, object]:
+def _holder(text: bytes) -> dict[str, Any]:
     try:
         data = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -95,10 +96,6 @@ def _words(holder: dict[str, object]) -> str:
     if not holder:
         return "another process"
     return f"process {holder['pid']} on {holder['host']} since {holder['started']}"
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 # ---- Folders that may be renamed -----------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.notes import Note
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import plain
+from palimpsest.progress.reporter import Logger as Logger
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.run_folder import RunFolder
 
@@ -29,30 +30,7 @@ _PACKAGES = ("tensorboard", "wandb")  # sinks that need a package of the same na
 Row = Mapping[str, float]
 
 
-class Logger:
-    """Base class of sinks. Its methods do nothing, so that a sink defines only those it needs."""
-
-    name = "logger"
-
-    def resumed(self, step: int) -> None:
-        """The run resumes after `step`, which another process did."""
-
-    def log(self, step: int, metrics: Row, timings: Row) -> None:
-        """Log a finished step. `metrics` are reproducible, `timings` depend on the clock."""
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        """Show progress within the current step."""
-
-    def message(self, text: str) -> None:
-        """Show a line of text."""
-
-    def close(self) -> None:
-        """The run has ended."""
-
-
 class _Passing(Logger):
-    """Base of sinks that pass every call to others."""
-
     def resumed(self, step: int) -> None:
         self._call("resumed", step)
 
@@ -75,8 +53,6 @@ class _Passing(Logger):
 class JsonlLogger(Logger):
     """metrics.jsonl and timings.jsonl of the run folder."""
 
-    name = "jsonl"
-
     def __init__(self, run: RunFolder) -> None:
         self._folder = run
 
@@ -86,18 +62,14 @@ class JsonlLogger(Logger):
 
 
 class ConsoleLogger(_Passing):
-    name = "console"
-
     def __init__(self, display: Progress, config: RunConfig) -> None:
         self._console = display.steps(config.train.max_steps)
 
     def _call(self, method: str, *arguments: Any) -> None:
-        getattr(self._console, "step" if method == "log" else method)(*arguments)
+        getattr(self._console, method)(*arguments)
 
 
 class TensorboardLogger(Logger):
-    name = "tensorboard"
-
     def __init__(self, folder: Path) -> None:
         _require("tensorboard")
         from tensorboard.compat.proto.event_pb2 import Event  # this writer needs no torch
@@ -118,8 +90,6 @@ class TensorboardLogger(Logger):
 
 class WandbLogger(Logger):
     """A wandb run named after the folder. WANDB_MODE=offline stores it locally; WANDB_PROJECT names its project."""
-
-    name = "wandb"
 
     def __init__(self, folder: Path, config: RunConfig) -> None:
         wandb = _require("wandb")
@@ -173,8 +143,6 @@ class Supervised(_Passing):
 
 class LoggerSet(_Passing):
     """Several sinks as one, in order."""
-
-    name = "all"
 
     def __init__(self, sinks: Sequence[Logger]) -> None:
         self.sinks = tuple(sinks)

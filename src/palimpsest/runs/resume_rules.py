@@ -1,17 +1,13 @@
 """Resume rules: configuration keys that may change, and the commands that start and resume a run.
 
-allowed   recipe, logging, evaluation, train.max_steps, save_steps, save_total_limit, eval_steps, eval_on_start,
-          metric_for_best_model, record_steps: past steps do not depend on them
-warned    engine, cluster, sampler, optim, eval_sampling, data.val_files, model.device, model.gradient_checkpointing,
-          train.episode_timeout_s, train.eval_samples, evaluation.problems, reward.timeout_s, reward.judge.url,
-          api_key_env, timeout_s, concurrency, policy.options.tools.search.token_env, timeout_s, attempts, and source
-          from one address to another: later steps differ; the run continues, and events.jsonl records the change
-refused   all other keys (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
+allowed   past steps do not depend on the key
+warned    later steps differ; the run continues, and events.jsonl records the change; also the source of
+          policy.options.tools.search from one address to another
+refused   all keys outside `_RULES` (seed, policy, data, reward, credit, loss, sampling, sizes of a step...):
           the result would be another experiment under the same name
 
 `train.max_steps` is warned instead of allowed if the learning-rate schedule depends on it, or if batches are collected
-ahead: a run collects none beyond its last step, so more steps start with samples of newer weights. A key outside this
-table counts as refused.
+ahead: a run collects none beyond its last step, so more steps start with samples of newer weights.
 
 The first line of the run's events.jsonl contains the command. A run with lost or malformed events counts as one of
 `palimpsest train`.
@@ -44,31 +40,15 @@ _SEARCH = "policy.options.tools.search"
 _A_SERVER = "(a server)"
 """Replaces the address of a search server, which does not define the experiment."""
 
+_TRAIN = ("max_steps", "save_steps", "save_total_limit", "eval_steps", "eval_on_start", "metric_for_best_model")
 _RULES: Mapping[str, Verdict] = {
-    "recipe": "allowed",
-    "logging": "allowed",
-    "evaluation": "allowed",
-    "train.max_steps": "allowed",
-    "train.save_steps": "allowed",
-    "train.save_total_limit": "allowed",
-    "train.eval_steps": "allowed",
-    "train.eval_on_start": "allowed",
-    "train.metric_for_best_model": "allowed",
-    "train.record_steps": "allowed",
-    "engine": "warned",
-    "cluster": "warned",
-    "sampler": "warned",
-    "model.device": "warned",
-    "model.gradient_checkpointing": "warned",
-    "train.episode_timeout_s": "warned",
-    "evaluation.problems": "warned",
-    "train.eval_samples": "warned",
-    "eval_sampling": "warned",
-    "data.val_files": "warned",
-    "optim": "warned",
-    "reward.timeout_s": "warned",
-    **{f"reward.judge.{key}": "warned" for key in sorted(JUDGE_OPERATION)},
-    **{f"{_SEARCH}.{key}": "warned" for key in ("attempts", "timeout_s", "token_env")},
+    **dict.fromkeys(("recipe", "logging", "evaluation", "train.record_steps"), "allowed"),
+    **dict.fromkeys((f"train.{key}" for key in _TRAIN), "allowed"),
+    **dict.fromkeys(("engine", "cluster", "sampler", "optim", "eval_sampling", "data.val_files"), "warned"),
+    **dict.fromkeys(("model.device", "model.gradient_checkpointing", "reward.timeout_s"), "warned"),
+    **dict.fromkeys(("train.episode_timeout_s", "train.eval_samples", "evaluation.problems"), "warned"),
+    **dict.fromkeys((f"reward.judge.{key}" for key in JUDGE_OPERATION), "warned"),
+    **dict.fromkeys((f"{_SEARCH}.{key}" for key in ("attempts", "timeout_s", "token_env")), "warned"),
 }
 
 

@@ -112,12 +112,13 @@ class RequestGuard:
         basic: bool = False,
         open_paths: Collection[str] = (),
         origins: Collection[str] = (),
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """`pages`: browser pages may send requests if the server has no token; `basic`: browsers may send the token as
         a password (RFC 7617), under any name; `open_paths` need no token; pages of `origins` may send requests to a
-        server without a token."""
+        server without a token; `headers` are in every response."""
         self._token, self._form, self._pages, self._basic = token, form, pages, basic
-        self._open, self._origins = frozenset(open_paths), frozenset(origins)
+        self._open, self._origins, self._headers = frozenset(open_paths), frozenset(origins), dict(headers or {})
         self.statuses: Counter[int] = Counter()
 
     def app(self, routes: Sequence[tuple[str, str, Handler]]) -> Starlette:
@@ -144,6 +145,7 @@ class RequestGuard:
             except ClientDisconnect:
                 response = Response(status_code=499)  # only for the counter
             self.statuses[response.status_code] += 1
+            response.headers.update(self._headers)
             return response
 
         return handle
@@ -159,7 +161,7 @@ class RequestGuard:
     async def _failed(self, _: Request, error: Exception) -> Response:
         """A defect, or a full disk, in the form of every error; starlette raises it again, so the log has it."""
         message = f"the server failed ({type(error).__name__}); its log says why"
-        return json_response(self._form(Refused(500, message)), 500)
+        return json_response(self._form(Refused(500, message)), 500, self._headers)
 
     def _check(self, request: Request) -> None:
         hosts = request.headers.getlist("host")
@@ -279,17 +281,10 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
 
-    def run_here(self) -> None:
-        """Serve until a signal, on a new event loop."""
-        self.run(sockets=[self._taken])
-
-    async def serve_here(self) -> None:
-        """Serve until a signal, on the running event loop."""
-        await self.serve(sockets=[self._taken])
-
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on the bound socket until a signal; `run` does so on a new event loop."""
         sys.setswitchinterval(SWITCH_SECONDS)
-        await super().serve(sockets)
+        await super().serve([self._taken])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

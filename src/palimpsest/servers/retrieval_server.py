@@ -108,7 +108,6 @@ class BytesCache:
 
 
 def _held(key: Hashable, answer: bytes) -> int:
-    """Bytes of an entry."""
     parts = key if isinstance(key, tuple) else ()
     return _ENTRY_BYTES + sum(map(sys.getsizeof, (key, answer, *parts)))
 
@@ -255,7 +254,7 @@ def serve(service: RetrievalService, taken: socket.socket, ready: Callable[[str]
     server = Server(service.app(), taken)
     ready(server.url)
     try:
-        server.run_here()
+        server.run()
     finally:
         service.close()
 

@@ -14,14 +14,11 @@ Not covered: TLS (put a proxy in front).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from palimpsest.servers.http_service import ReadingThreads, Refused, RequestGuard
 from palimpsest.text.json_text import to_json
@@ -46,21 +43,19 @@ class ViewerService:
     def __init__(self, answers: ViewerApi, *, token: str | None = None, follow: bool = False) -> None:
         """`follow`: the page refreshes automatically."""
         self._answers = answers
-        self._guard = RequestGuard(token, pages=False, basic=True)
         self._page = single_page(page_files(), follow=follow)
+        policy = {"Content-Security-Policy": f"{self._page.policy}; frame-ancestors 'none'"}
+        self._guard = RequestGuard(token, pages=False, basic=True, headers={**HEADERS, **policy})
         self._threads = ReadingThreads(_THREADS, "view")
         self._waiting = 0
 
     def app(self) -> Starlette:
-        app = self._guard.app(
+        return self._guard.app(
             (
                 ("/", "GET", lambda _: Response(self._page.data, media_type="text/html")),
                 ("/api/{path:path}", "GET", self._answer),
             )
         )
-        policy = f"{self._page.policy}; frame-ancestors 'none'"
-        app.add_middleware(_Sealed, headers={**HEADERS, "Content-Security-Policy": policy})
-        return app
 
     def read_ahead(self) -> None:
         """Start reading the most likely first request."""
@@ -91,16 +86,3 @@ class ViewerService:
         except OSError as error:
             name = Path(error.filename).name if error.filename else "a file"
             raise Refused(404, f"{name}: {error.strerror}; moved or deleted after it was listed") from None
-
-
-class _Sealed:
-    def __init__(self, app: ASGIApp, headers: Mapping[str, str]) -> None:
-        self._app, self._headers = app, headers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def sealed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(self._headers)
-            await send(message)
-
-        await self._app(scope, receive, sealed)

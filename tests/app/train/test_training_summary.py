@@ -16,10 +16,9 @@ import palimpsest
 from palimpsest.app.train.training_summary import ENDS, gained, next_steps, report_training, training_results, welch
 from palimpsest.cli.main import app
 from palimpsest.config.schema import RunConfig
-from palimpsest.evaluation.summary import T_975
+from palimpsest.evaluation.statistics import student
 from palimpsest.runs.jsonl_rows import append_row
 from palimpsest.runs.run_folder import load_config, open_run
-from palimpsest.text.display_text import visible
 from support.command import Run
 from support.fakes import small_config
 from support.small_run import small_run
@@ -111,13 +110,12 @@ def test_a_metric_that_is_no_number_is_left_out_of_the_report(tmp_path: Path, va
 def test_the_interval_of_a_difference_is_welchs(
     before: list[float], after: list[float], low: float, high: float
 ) -> None:
-    assert welch(before, after) == pytest.approx((low, high))
+    assert welch(before, after) == pytest.approx((low, high), abs=1e-3)
 
 
-@pytest.mark.parametrize(("freedom", "quantile"), list(enumerate(T_975, 1)))
-def test_the_quantiles_of_students_t_leave_a_fortieth_above(freedom: int, quantile: float) -> None:
-    assert len(T_975) == 2 * ENDS - 2  # welch asks for no more
-    width = quantile / 1000
+@pytest.mark.parametrize("freedom", range(1, 2 * ENDS - 1))
+def test_the_quantiles_of_students_t_leave_a_fortieth_above(freedom: int) -> None:
+    width = student(freedom) / 1000
     density = [(1 + (width * (at + 0.5)) ** 2 / freedom) ** (-(freedom + 1) / 2) for at in range(1000)]
     scale = math.gamma((freedom + 1) / 2) / (math.sqrt(freedom * math.pi) * math.gamma(freedom / 2))
     assert 0.5 + scale * width * sum(density) == pytest.approx(0.975, abs=4e-5)
@@ -169,9 +167,8 @@ def test_a_training_ends_with_a_report_its_gain_and_episodes_in_words(
     assert "next:" in done.stdout
     assert f"palimpsest train --resume {tmp_path / 'run'} train.max_steps=4" in done.stdout
     assert (tmp_path / "run" / "plots" / "reward.png").is_file()
-    assert results.episodes
-    assert visible(results.episodes[0].question) in report.replace("&#39;", "'")
-    assert report.count("<dt>question</dt>") == len(results.episodes) <= 3
+    assert 0 < len(results.episodes) <= 3
+    assert results.stories[0].question in report.replace("&#39;", "'")
     assert "default-src 'none'" in report
 
 

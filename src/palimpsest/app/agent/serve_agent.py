@@ -90,7 +90,7 @@ async def _serve(
             )
             server = Server(served.app(), taken, grace_seconds=service.drain_seconds)
             announce(f"{os.fspath(agent.model)} at {server.url}/v1")
-            await server.serve_here()
+            await server.serve()
             await served.close()
         finally:
             await on_loop(loop, open_one.close())

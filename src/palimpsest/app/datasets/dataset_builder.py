@@ -124,15 +124,17 @@ def build_contexts(
     """Build contexts for the questions of `sources`. Skips the questions of `exclude`, and those that an evaluation in
     a folder of `answered` got right without a document. Raises DataError."""
     progress = progress or Silent()
-    filters = _with_positions(filters or Filters(), contexts)
+    filters = filters or Filters()
+    if contexts.positions:  # they require as many gold documents
+        filters = replace(filters, gold_documents=len(contexts.positions))
     if corpora and not contexts.documents:
         raise ConfigError(f"--corpus {corpora[0]}: distractors need assembled contexts: set --documents too")
     with new_folder(out, force=force, progress=progress) as folder:
         read = read_questions(
-            _paths(sources),
-            corpora=_paths(corpora),
-            exclude=_paths(exclude),
-            answered=_paths(answered),
+            list(map(Path, sources)),
+            corpora=list(map(Path, corpora)),
+            exclude=list(map(Path, exclude)),
+            answered=list(map(Path, answered)),
             filters=filters,
             content="paragraphs" if contexts.documents else "rows",
         )
@@ -155,11 +157,6 @@ def build_contexts(
     return Made(out, edition, problems, dict(read.left_out))
 
 
-def _with_positions(filters: Filters, contexts: Contexts) -> Filters:
-    """Positions require as many gold documents; skips other questions."""
-    return replace(filters, gold_documents=len(contexts.positions)) if contexts.positions else filters
-
-
 def _planned(read: Questions, contexts: Contexts) -> list[tuple[str, int | None, _Split]]:
     return [
         (f"{split.name}.jsonl" if size is None else f"{split.name}_{size}.jsonl", size, split)
@@ -168,24 +165,20 @@ def _planned(read: Questions, contexts: Contexts) -> list[tuple[str, int | None,
     ]
 
 
-def _paths(paths: Sequence[str | Path]) -> list[Path]:
-    return [Path(path) for path in paths]
-
-
 def _splits(read: Questions, contexts: Contexts) -> Sequence[_Split]:
-    dealt = deal(
+    dealt, shared = deal(
         read.records,
         contexts.splits,
         seed=contexts.seed,
         disjoint_gold=contexts.disjoint_gold or contexts.disjoint_documents,
         excluded_gold=read.excluded_gold,
     )
-    used = sum(map(len, dealt.splits.values()))
-    if dealt.shared_gold:
-        read.left_out["gold documents of another split"] = dealt.shared_gold
-    if spare := len(read.records) - used - dealt.shared_gold:
+    used = sum(map(len, dealt.values()))
+    if shared:
+        read.left_out["gold documents of another split"] = shared
+    if spare := len(read.records) - used - shared:
         read.left_out["not asked for by any split"] = spare
-    splits = tuple(_Split(name, records, read.corpus) for name, records in dealt.splits.items())
+    splits = tuple(_Split(name, records, read.corpus) for name, records in dealt.items())
     return tuple(_apart(splits, read.excluded_gold)) if contexts.disjoint_documents else splits
 
 
@@ -229,7 +222,7 @@ def make_objectives(
     """Write problems of several questions each: `count` per size, or as many as possible. Raises DataError."""
     progress = progress or Silent()
     with new_folder(out, force=force, progress=progress) as folder:
-        read = read_questions(_paths(sources), content="paragraphs" if documents else "questions")
+        read = read_questions(list(map(Path, sources)), content="paragraphs" if documents else "questions")
         order = sorted(read.records, key=lambda record: derive_seed(seed, "several", question_key(record.question)))
         groups = {size: _groups(order, size, count) for size in sizes}
         problems: dict[str, int] = {}

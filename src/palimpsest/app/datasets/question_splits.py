@@ -88,16 +88,6 @@ def question_key(question: str) -> str:
     return " ".join(re.findall(r"\w+", plain)) or plain.strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Dealt:
-    """Records of each split."""
-
-    splits: Mapping[str, tuple[Record, ...]]
-    """In the requested order."""
-    shared_gold: int
-    """Records without a split, whose gold documents are gold in other splits or excluded."""
-
-
 def deal(
     records: Iterable[Record],
     splits: Sequence[Split],
@@ -105,8 +95,9 @@ def deal(
     seed: int,
     disjoint_gold: bool = False,
     excluded_gold: Iterable[str] = (),
-) -> Dealt:
-    """Deal records of distinct questions into splits. Raises DataError if a split gets too few."""
+) -> tuple[dict[str, tuple[Record, ...]], int]:
+    """Deal records of distinct questions into splits: the records of each, and the number of records without a split,
+    whose gold documents are gold in other splits or excluded. Raises DataError if a split gets too few."""
     left = sorted(records, key=lambda record: derive_seed(seed, "split", question_key(record.question)))
     total, taken = len(left), set(excluded_gold) if disjoint_gold else set()
     chosen: dict[str, tuple[Record, ...]] = {}
@@ -124,7 +115,7 @@ def deal(
     empty = [split.name for split in splits if not chosen[split.name]]
     if empty:
         raise DataError(f"split {empty[0]}: no question remains; read more files or make the others smaller")
-    return Dealt({split.name: chosen[split.name] for split in splits}, shared)
+    return {split.name: chosen[split.name] for split in splits}, shared
 
 
 # ---- Questions of several files, each once -------------------------------------------------------------------

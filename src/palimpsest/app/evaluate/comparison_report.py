@@ -23,7 +23,7 @@ from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY, Cell, write_json
 from palimpsest.evaluation.summary import Score
 from palimpsest.report.page import embedded, page
-from palimpsest.report.plots import FORMATS, LengthLabels, Lines, Measured, accuracy_by_cost, accuracy_by_length
+from palimpsest.report.plots import FORMATS, LengthLabels, Lines, Point, accuracy_by_cost, accuracy_by_length
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import visible
@@ -66,13 +66,13 @@ def _lines(comparison: Comparison) -> tuple[Lines, LengthLabels]:
     axis = LengthLabels("size of the problems (chunks or documents)" if sized else "set", names, sized)
     if _is_one_configuration(comparison):
         return _seed_lines(comparison, places), axis
-    lines: dict[str, list[Measured]] = {}
+    lines: dict[str, list[Point]] = {}
     for cell, sides in comparison.figures.items():
         for name, figures in sides.items():
             label = name if len(tasks) == 1 else f"{name}: {comparison.task(cell)}"
             mean, low, high = _ends(figures.accuracy)
             if mean is not None:
-                point = Measured(places[cell], mean, low, high, figures.tokens_per_document)
+                point = Point(places[cell], mean, low, high, figures.tokens_per_document)
                 lines.setdefault(label, []).append(point)
     return lines, axis
 
@@ -85,10 +85,10 @@ def _is_one_configuration(comparison: Comparison) -> bool:
 
 
 def _seed_lines(comparison: Comparison, places: Mapping[Cell, float]) -> Lines:
-    lines: dict[str, list[Measured]] = {}
+    lines: dict[str, list[Point]] = {}
     for band in comparison.bands:
         tokens = fmean(comparison.figures[band.cell][side].tokens_per_document for side in band.sides)
-        point = Measured(places[band.cell], band.mean, band.low, band.high, tokens)
+        point = Point(places[band.cell], band.mean, band.low, band.high, tokens)
         lines.setdefault(f"{comparison.task(band.cell)}, {len(band.sides)} seeds", []).append(point)
     return lines
 

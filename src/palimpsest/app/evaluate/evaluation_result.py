@@ -156,7 +156,6 @@ class Evaluation:
 
 
 def _columns(name: str, summary: EvalSummary) -> dict[str, Any]:
-    """A table row by column; fractions, not percent."""
     measures, drawn = summary.measures, summary.samples
     copied = measures.get("copy_fidelity")
     figures = {

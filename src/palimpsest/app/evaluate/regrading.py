@@ -74,7 +74,9 @@ async def regrade(
     _check(config.reward, logged.samples)
     if layers := training_layers(config.reward):
         progress.message(Note("layers_left_out", layers=", ".join(layers)))
-    out = out or folder / REGRADED / _default_name(config.reward)
+    name = config.reward.name
+    match = f"-{config.reward.final_answer.match}" if name == "final_answer" else ""
+    out = out or folder / REGRADED / f"{name}{match}"
     if out.is_dir() and any(out.iterdir()) and REGRADED not in (read_object(out / IDENTITY) or {}):
         raise RunError(f"{out}: not a regrading: use another --out")
     samples = await _regraded(logged.samples, config.reward, folder)
@@ -142,10 +144,6 @@ def _check(config: RewardConfig, samples: Sequence[Sample]) -> None:
 def _asks_several(sample: Sample) -> bool:
     """True if one answer serves several questions of a search problem, by the log."""
     return (sample.unit == "objectives" and sample.size != 1) or sample.metrics.get("objectives", 1) > 1
-
-
-def _default_name(config: RewardConfig) -> str:
-    return f"{config.name}-{config.final_answer.match}" if config.name == "final_answer" else config.name
 
 
 async def _regraded(samples: Sequence[Sample], config: RewardConfig, folder: Path) -> list[Sample]:

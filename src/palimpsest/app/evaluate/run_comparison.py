@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.errors import ConfigError, PalimpsestError, RunError
-from palimpsest.evaluation import comparison
-from palimpsest.evaluation.comparison import Flip, SideBySide, as_one_agent, settings_of_evaluation, settings_of_run
+from palimpsest.evaluation.comparison import (
+    Flip,
+    Side,
+    SideBySide,
+    as_one_agent,
+    settings_of_evaluation,
+    settings_of_run,
+)
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, Cell, logs_below, read_identity, read_log, read_object
 from palimpsest.evaluation.summary import interval_notes
 from palimpsest.notes import Note
@@ -32,14 +38,7 @@ from palimpsest.text.display_text import Table
 Folder = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRun(comparison.Side):
-    """Contents of one folder; its name is its path without the common start of all sides."""
-
-    folder: Path
-
-
-def read_sides(folders: Sequence[Folder]) -> list[ComparedRun]:
+def read_sides(folders: Sequence[Folder]) -> list[Side]:
     """The sides, with distinct names. Raises RunError."""
     paths = [Path(folder) for folder in folders]
     names = short_names([str(path) for path in paths])
@@ -59,7 +58,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return [str(Path(*names[shared:])) for names in components]
 
 
-def _side(folder: Path, name: str) -> ComparedRun:
+def _side(folder: Path, name: str) -> Side:
     logs = list(_logs(folder))
     if not logs:
         raise RunError(
@@ -72,7 +71,7 @@ def _side(folder: Path, name: str) -> ComparedRun:
     samples = as_one_agent({sample.key: sample for log in read for sample in log.samples}.values())
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
-    return ComparedRun(
+    return Side(
         name=name,
         folder=folder,
         samples=tuple(sample for sample in samples if not sample.baseline),
@@ -118,8 +117,6 @@ FORMAT = 2
 @dataclass(frozen=True)
 class Comparison(SideBySide):
     """Two or more sides; differences are against the first."""
-
-    sides: tuple[ComparedRun, ...]
 
     @property
     def flips(self) -> dict[str, tuple[Flip, ...]]:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palimpsest.agents.episode_results import Asked, Episode
-from palimpsest.app.agent.ask_files import Files, ask, ask_async
-from palimpsest.app.agent.play import play, play_async
+from palimpsest.app.agent.ask_files import Files, ask_async
+from palimpsest.app.agent.play import play_async
 from palimpsest.app.config_resolution import model_folder, newest_checkpoint
 from palimpsest.app.evaluate.evaluation_result import Evaluation
-from palimpsest.app.evaluate.evaluation_run import evaluate, evaluate_async
+from palimpsest.app.evaluate.evaluation_run import evaluate_async
+from palimpsest.app.python_calls import blocking
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.plugins import named_objects
@@ -110,40 +111,27 @@ class Run:
         """Newest checkpoint, as the `model` of another call."""
         return str(self.checkpoint)
 
-    def evaluate(self, *, partial: bool = False, **options: Any) -> Evaluation:
+    async def evaluate_async(self, *, partial: bool = False, **options: Any) -> Evaluation:
         """`palimpsest.evaluate` with the trained agent and the run's configuration. Raises RunError for an interrupted
         training, unless `partial`."""
         self._check_finished(partial)
         with named_objects(self.given):
-            return evaluate(self.model, **self._options(options))
-
-    async def evaluate_async(self, *, partial: bool = False, **options: Any) -> Evaluation:
-        """Coroutine of `evaluate`."""
-        self._check_finished(partial)
-        with named_objects(self.given):
             return await evaluate_async(self.model, **self._options(options))
-
-    def play(self, problem: Problem | str | None = None, context: str | None = None, **options: Any) -> Episode:
-        """`palimpsest.play` with the trained agent and the run's configuration."""
-        with named_objects(self.given):
-            return play(problem, context, model=self.model, **self._options(options))
 
     async def play_async(
         self, problem: Problem | str | None = None, context: str | None = None, **options: Any
     ) -> Episode:
-        """Coroutine of `play`."""
+        """`palimpsest.play` with the trained agent and the run's configuration."""
         with named_objects(self.given):
             return await play_async(problem, context, model=self.model, **self._options(options))
 
-    def ask(self, files: Files, question: str | Sequence[str], **options: Any) -> Asked:
+    async def ask_async(self, files: Files, question: str | Sequence[str], **options: Any) -> Asked:
         """`palimpsest.ask` with the trained agent and the run's configuration."""
         with named_objects(self.given):
-            return ask(self.model, files, question, **self._options(options))
-
-    async def ask_async(self, files: Files, question: str | Sequence[str], **options: Any) -> Asked:
-        """Coroutine of `ask`."""
-        with named_objects(self.given):
             return await ask_async(self.model, files, question, **self._options(options))
+
+    evaluate, play, ask = blocking(evaluate_async), blocking(play_async), blocking(ask_async)
+    """Ordinary calls of these coroutines."""
 
     def __repr__(self) -> str:
         reward = [row["reward/mean"] for row in with_number(read_rows(self.folder / METRICS), "reward/mean")]

@@ -209,7 +209,6 @@ def compare_run(run: Path, hardware: Hardware | None) -> dict[str, dict[str, flo
 
 
 def _means(file: Path) -> Mapping[str, float]:
-    """Mean of each number over the steps that have it."""
     columns: dict[str, list[float]] = {}
     for name, value in (item for row in read_rows(file) for item in row.items()):
         if isinstance(value, int | float):
@@ -218,7 +217,6 @@ def _means(file: Path) -> Mapping[str, float]:
 
 
 def _devices_of(run: Path) -> Hardware:
-    """The devices that the run's first event records."""
     made = [row["made_with"] for row in read_rows(run / EVENTS) if "made_with" in row] or [{}]
     machine: Mapping[str, Any] = made[0].get("machine", {})
     gpus = machine.get("gpus") or []

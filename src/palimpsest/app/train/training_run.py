@@ -290,7 +290,6 @@ def _base_config(request: RunRequest) -> RunConfig | None:
 
 
 def _fitting_batch(run: ResolvedRun, objects: CallObjects, note: Callable[[str], None]) -> ResolvedRun:
-    """`run` with steps of at most the problems of the list."""
     train, problems = run.config.train, objects.held.get(DATA)
     if problems is None or len(problems) >= train.batch_size:
         return run

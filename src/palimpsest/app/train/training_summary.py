@@ -21,8 +21,7 @@ from palimpsest.app.python_objects import objects_in
 from palimpsest.config.engine import model_path
 from palimpsest.config.load import dump_config
 from palimpsest.config.schema import RunConfig
-from palimpsest.evaluation.statistics import wilson
-from palimpsest.evaluation.summary import T_975
+from palimpsest.evaluation.statistics import student, wilson
 from palimpsest.metrics.reading_trace import GroupTexts, memories
 from palimpsest.provenance import facts
 from palimpsest.report.page import ToldStory, contrasting_stories, view_command
@@ -139,12 +138,11 @@ def welch(before: Sequence[float], after: Sequence[float]) -> tuple[float, float
         return difference, difference
     shares = [share / error for share in errors]
     freedom = 1 / sum(s**2 / (len(values) - 1) for s, values in zip(shares, (before, after), strict=True))
-    off = T_975[int(freedom + 1e-9) - 1] * math.sqrt(error)
+    off = student(int(freedom + 1e-9)) * math.sqrt(error)
     return difference - off, difference + off
 
 
 def _verdict(low: float, high: float) -> str:
-    """On a difference with this interval."""
     return "a gain beyond noise" if low > 0 else "a loss beyond noise" if high < 0 else "no change beyond noise"
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
@@ -145,7 +145,7 @@ class AgentService:
         return json_response(self._shown())
 
     def _shown(self) -> dict[str, object]:
-        card = asdict(self.agent.card)
+        card = dict(self.agent.card)
         longest = card.pop("max_model_len") or self.limits.body_bytes  # a token has at least a byte
         facts = {"id": self._model, "object": "model", "created": 0, "owned_by": "palimpsest"}
         return {**facts, "max_model_len": longest, "palimpsest": {**card, "fingerprint": self.agent.fingerprint}}

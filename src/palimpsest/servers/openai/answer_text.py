@@ -65,9 +65,6 @@ def _overlap(text: str, mark: str) -> int:
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)
 
 
-# ---- An answer without \boxed{} ------------------------------------------------------------------------------
-
-
 _TOKEN = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<open>\{)|[ \t]+(?=[^\s{]))|(?P<brace>[{}])")
 _UNSURE = re.compile(r"\\(?:b(?:o(?:x(?:e(?:d\s*)?)?)?)?|f(?:b(?:o(?:x\s*)?)?)?)?\Z")
 """A possible beginning of a command at the end of a piece."""

@@ -68,20 +68,6 @@ def _sha256(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
-    """Public facts about the agent."""
-
-    policy: str
-    window: int
-    """Tokens of one prompt and its completion."""
-    chunk_size: int | None
-    """Tokens of a section; None: it reads in one call."""
-    memory_tokens: int | None
-    max_model_len: int | None
-    """Tokens of the longest document; None: only the body's limit bounds it."""
-
-
-@dataclass(frozen=True, slots=True)
 class EpisodePlan:
     """An encoded query within the limits."""
 
@@ -155,14 +141,17 @@ class ServedAgent:
         return self._config.seed
 
     @cached_property
-    def card(self) -> Card:
+    def card(self) -> dict[str, Any]:
+        """Public facts, in tokens: `window` of one prompt and its completion, `chunk_size` of a section (None: it reads
+        in one call), `max_model_len` of the longest document (None: only the body's limit bounds it)."""
         policy = self._opened.policy_for(_TRIED)
         chunk = getattr(policy, "chunk_size", None)
         longest = None if chunk is not None or isinstance(policy, _READS_CHUNKS) else self._window
         if longest is not None and isinstance(policy, FullContextPolicy):
             longest -= policy.required_context(self.codec) - (policy.window_tokens or 1)
             longest = min(longest, policy.window_tokens or longest)
-        return Card(self._policy.name, self._window, chunk, getattr(policy, "memory_tokens", None), longest)
+        facts = {"policy": self._policy.name, "window": self._window, "chunk_size": chunk}
+        return {**facts, "memory_tokens": getattr(policy, "memory_tokens", None), "max_model_len": longest}
 
     async def close(self) -> None:
         await self._opened.close()

@@ -8,8 +8,8 @@ Evidence has the definition of `evidence_retention` (metrics/memory_metrics.py).
 is a single sentence, the timeline searches for each text. If a text is longer (gold paragraphs), or the data name none,
 it searches for a gold answer of each question, except yes/no answers.
 
-Guaranteed: decoding, word splits and comparisons happen on first use; the results of a step stay cached, and the latest
-whole texts; a step costs time linear in its texts, regardless of the episode's length.
+Guaranteed: the results of a step stay cached, and the latest whole texts; a step costs time linear in its texts,
+regardless of the episode's length.
 Not covered: the sampled words of a summary or a prune's memory, whose text is encoded again for display.
 """
 
@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, TypeVar
 
 from palimpsest.events import Event, Pruned, Replayed, SummedUp, of_type
-from palimpsest.metrics.memory_metrics import CHOICES
+from palimpsest.metrics.memory_metrics import CHOICES, unsupported
 from palimpsest.metrics.reading_trace import ReadingTurn, Text, readings, replayed_turn
 from palimpsest.text.sentences import flat, sentences, stands_in
 from palimpsest.types import Problem, Span, Trajectory, Turn
@@ -206,26 +206,15 @@ class Story:
         return spans
 
     def invented(self, number: int) -> tuple[str, ...] | None:
-        """Sentences that a step hallucinated: none of its visible texts contains them (`measures.memory.unsupported`).
+        """Sentences that a step hallucinated: none of its visible texts contains them (`unsupported`).
 
         None if unknown, for agents with tools (notes are not copies), and for a memory edited by hand.
         """
         if number not in self._invented:
-            self._invented[number] = self._find_invented(number)
+            step = self.steps[number]
+            known = step.reading if self.readable and step.turn != self.edited else None
+            self._invented[number] = None if known is None else unsupported(known)
         return self._invented[number]
-
-    def _find_invented(self, number: int) -> tuple[str, ...] | None:
-        reading = self.steps[number].reading
-        if not self.readable or self.steps[number].turn == self.edited:
-            return None
-        if reading is None or reading.sources is None:
-            return None
-        if not reading.changed:
-            return ()
-        previous = frozenset(reading.memory_before.flat_sentences)
-        pairs = zip(reading.memory_after.sentences, reading.memory_after.flat_sentences, strict=True)
-        new = [(sentence, form) for sentence, form in pairs if form not in previous]
-        return tuple(sentence for sentence, form in new if not any(text.holds(form) for text in reading.sources))
 
     def sight(self, number: int) -> list[tuple[str, Text]]:
         """Name and text of each visible text of a step except the memory before; unknown ones are missing."""

@@ -88,19 +88,19 @@ _MARKS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 )
 
 
-def marks(
-    turn: Turn, happened: Sequence[Event], step: TimelineStep | None, invented: bool, last: bool, edited: bool = False
-) -> list[str]:
+def marks(story: Story, index: int) -> list[str]:
     """All marks of a turn, most severe first."""
+    turn, happened, number = story.trajectory.turns[index], story.events_after[index + 1], story.step_at.get(index)
     labels = {name for name, fits in _MARKS for event in happened if fits(event.what)}
     if turn.completion.stop_reason is StopReason.LENGTH or of_type(happened, MemoryCut):
         labels.add("truncated")
-    if step is not None and step.reading is not None:
+    if number is not None and (step := story.steps[number]).reading is not None:
         labels.add("wrote" if step.changed and _differs(step) else "kept")
-    if invented:
+    if number is not None and story.invented(number):
         labels.add("invented")
-    if edited:
+    if index == story.edited:
         labels.add("edited")
+    last = index == len(story.trajectory.turns) - 1
     if turn.name == "answer" or (last and not labels & {"wrote", "kept", "pruned", "called"}):
         labels.add("answered")
     return [name for name in STATES if name in labels] or ["sampled"]
@@ -134,23 +134,11 @@ def _recalled(what: Recalled) -> str:
     return f'recall of "{what.query}": the memory after section {ordinal(what.chunk)}'
 
 
-def _written(what: MemoryWritten) -> str:
-    return "wrote the memory" if what.changed else "the memory stays unchanged"
-
-
 def _ungrounded(what: MemoryUngrounded) -> str:
     units = "; ".join(f'"{unit}" ({why})' for unit, why in zip(what.dropped, what.reasons, strict=True))
     return f"dropped from the memory: {units or 'a reply without words'}" + (
         "" if what.changed else "; it stays unchanged"
     )
-
-
-def _malformed(what: ReplyMalformed) -> str:
-    return f"unreadable reply: {what.reason}" + ("; its text became the memory" if what.accepted else "")
-
-
-def _failed(what: ToolFailed) -> str:
-    return f"{what.tool or 'a call'} failed ({what.error}), result {what.id}: {what.message}"
 
 
 def _called(what: ToolCalled) -> str:
@@ -160,16 +148,16 @@ def _called(what: ToolCalled) -> str:
 
 _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     DocumentTruncated: lambda it: f"the agent reads {it.kept} of the document's {it.tokens} tokens ({it.how})",
-    MemoryWritten: _written,
+    MemoryWritten: lambda it: "wrote the memory" if it.changed else "the memory stays unchanged",
     MemoryCut: lambda it: f"the memory budget cut {it.tokens} tokens to {it.kept}",
     MemoryUngrounded: _ungrounded,
     EmptyMemoryKept: lambda it: "empty reply: the memory stays unchanged",
-    ReplyMalformed: _malformed,
+    ReplyMalformed: lambda it: f"unreadable reply: {it.reason}{'; its text became the memory' if it.accepted else ''}",
     Recalled: _recalled,
     PastShown: lambda it: f"the next prompt contains the memory after section {ordinal(it.chunk)}",
     ReadingEnded: lambda it: f"reading ends after section {ordinal(it.chunk)}; {it.unread} unread",
     ToolCalled: _called,
-    ToolFailed: _failed,
+    ToolFailed: lambda it: f"{it.tool or 'a call'} failed ({it.error}), result {it.id}: {it.message}",
     Pruned: lambda it: f"deleted {', '.join(it.deleted)}; {it.context_tokens} tokens of the prompt remain",
     PruneRefused: lambda it: f"prune rejected: {it.reason}",
     ExchangesDropped: lambda it: f"the {it.exchanges} oldest exchanges left the window",
@@ -294,7 +282,7 @@ def _gone(turn: Turn, after: Turn | None) -> int:
 
 def _deleted(story: Story, index: int, id_: str) -> Deleted:
     ids = next((ids for turn in story.trajectory.turns[: index + 1] if (ids := turn.piece(RESULT + id_))), None)
-    call = _call(story.trajectory.events, id_)
+    call = next((one for one in of_type(story.trajectory.events, ToolCalled) if one.id == id_), None)
     text = None if ids is None else _result_text(story, ids, id_)
     return Deleted(id_, None if ids is None else len(ids), _again(story, index, call, text))
 
@@ -309,10 +297,6 @@ def _again(story: Story, index: int, call: ToolCalled | None, text: str | None) 
             if text and ids is not None and _result_text(story, ids, one.id) == text:
                 return NeededAgain(later, "same text")
     return None
-
-
-def _call(events: Sequence[Event], id_: str) -> ToolCalled | None:
-    return next((call for call in of_type(events, ToolCalled) if call.id == id_), None)
 
 
 def _plain(call: ToolCalled) -> str:

@@ -200,15 +200,9 @@ class _Memo(dict[K, V]):
 class SpeltText(Text):
     """A text searched before its normalization for sentence comparison."""
 
-    __slots__ = ("_folded",)
-
-    @property
+    @cached_property
     def folded(self) -> str:
-        try:
-            return self._folded
-        except AttributeError:
-            self._folded: str = self.text.casefold()
-            return self._folded
+        return self.text.casefold()
 
     def holds(self, sentence: str) -> bool:
         """`Text.holds` for a flat sentence; avoids flattening where it can."""

@@ -9,7 +9,7 @@ script and the only style, so that nothing else runs. A page with answers may co
 the server they came from.
 
 The answers are those a server would return for the same path without a query. If no episodes are named, the export
-takes those of the last step up to a size limit: failed episodes first, the agent's before those of baselines.
+takes those of the last step up to a size limit, in the order of `worst_first`.
 
 Guaranteed: equal content yields equal bytes; no text of an answer can end its element; the export reports omissions,
 also damaged parts of a record and episodes of foreign types, which affect no other episode; any other error is a defect

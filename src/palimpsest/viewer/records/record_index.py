@@ -4,9 +4,6 @@ The index file of a record (rollout/trajectory_file.py) provides the rows of its
 unpacked once. In the record of a run, each frame is a group. In that of an evaluation, each frame is an episode: frames
 with the same group id form a group, and the last version of a repeated episode counts (evaluation/episode_files.py).
 
-The reader (rollout/trajectory_file.py) trusts files written by palimpsest. The viewer also opens foreign files: it
-reports a group with wrong types immediately, with a message.
-
 Guaranteed: files are only read; while the file stays the same, growth costs only the added part; the index reports the
 first damaged piece and skips everything after it (as in rollout/trajectory_file.py); index lines that contradict the
 file do not count.
@@ -162,11 +159,8 @@ class RecordIndex:
                     break
                 self._take(read, FilePiece(frame["start"], frame["end"]), ((0, 0, row) for row in frame["rows"]))
         if read.size != state.st_size:
-            read.size, read.changed, read.damage = (
-                state.st_size,
-                state.st_mtime_ns,
-                None,
-            )  # a truncated end may be complete now
+            read.size, read.changed = state.st_size, state.st_mtime_ns
+            read.damage = None  # a truncated end may be complete now
             self._advance(file, read)
             _number(read)
         return read

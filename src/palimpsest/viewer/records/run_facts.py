@@ -217,10 +217,8 @@ def _config_in(path: Path) -> tuple[dict[str, Any], str | None]:
     if not isinstance(values, dict):
         return {}, f"{path.name} is unreadable: it contains no keys"
     if not _is_bounded(values):
-        return (
-            {},
-            f"{path.name} is too large to show: more than {_DEPTH} levels or {_VALUES:,} values with expanded aliases",
-        )
+        limits = f"{_DEPTH} levels or {_VALUES:,} values with expanded aliases"
+        return {}, f"{path.name} is too large to show: more than {limits}"
     return values, None
 
 

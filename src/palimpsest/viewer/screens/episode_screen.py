@@ -3,8 +3,7 @@
 Single turns (viewer/screens/turn_screen.py) and word origins are computed on request, so that episodes with hundreds of
 turns open fast: sections are searched only for evidence and for sentences of memories.
 
-Evidence and the test for its presence in a memory are those of `memory/evidence_retention`
-(viewer/analysis/episode_timeline.py). Turns are indices in the episode's turns.
+Turns are indices in the episode's turns.
 
 Not covered: facts stored in other words.
 """
@@ -240,9 +239,7 @@ def _turns(opened: Opened, rollout: int, all_fates: Sequence[Fate]) -> list[dict
 def _turn(story: Story, index: int, turn: Turn) -> dict[str, Any]:
     number = story.step_at.get(index)
     step = None if number is None else story.steps[number]
-    last = index == len(story.trajectory.turns) - 1
-    invented = bool(number is not None and story.invented(number))
-    labels = marks(turn, story.events_after[index + 1], step, invented, last, index == story.edited)
+    labels = marks(story, index)
     return {
         "turn": index,
         "name": turn.name,

@@ -38,9 +38,6 @@ from palimpsest.viewer.records.recorded_episodes import MOST_TURNS, Decoders, Re
 from palimpsest.viewer.records.run_facts import RunFacts
 from palimpsest.viewer.records.sources import NotThere, Source, SourceKind
 
-# ---- Groups that are looked at, kept open with what was computed of their episodes ---------------------------
-
-
 # ---- An open group -------------------------------------------------------------------------------------------
 
 
@@ -142,14 +139,11 @@ class OpenedGroups:
 
     def _shrink(self) -> None:
         with self._lock:
-            while self._full():
-                self._groups.popitem(last=False)
-
-    def _full(self) -> bool:
-        several = len(self._groups) > 1
-        return several and (
-            len(self._groups) > MOST_GROUPS or sum(entry.tokens for entry in self._groups.values()) > MOST_TOKENS
-        )
+            groups = self._groups
+            while len(groups) > 1 and (
+                len(groups) > MOST_GROUPS or sum(entry.tokens for entry in groups.values()) > MOST_TOKENS
+            ):
+                groups.popitem(last=False)
 
     def _credit(self, source: Source) -> CreditConfig | None:
         """Credit section of a run; None outside of runs, and for a run of another version."""
@@ -238,21 +232,17 @@ def _rollout(opened: Opened, rollout: int, story: Story) -> dict[str, Any]:
 
 
 def _cell(story: Story, number: int) -> dict[str, Any]:
-    step, turns = story.steps[number], story.trajectory.turns
-    turn = turns[step.turn]
-    invented = bool(story.invented(number))
-    last, edited = step.turn == len(turns) - 1, step.turn == story.edited
-    labels = marks(turn, story.events_after[step.turn + 1], step, invented, last, edited)
-    text = step.after.text
+    step = story.steps[number]
+    labels, text = marks(story, step.turn), step.after.text
     return {
         "step": number,
         "turn": step.turn,
-        "chunk": turn.notes.get("chunk"),
+        "chunk": story.trajectory.turns[step.turn].notes.get("chunk"),
         "state": labels[0],
         "marks": labels,
         "memory_id": hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest(),
         "memory": text[:_TEXT],
-        "tokens": len(story.words(step.after).ids) if not step.after.ids else len(step.after.ids),
+        "tokens": len(step.after.ids) or len(story.words(step.after).ids),
         "held": [at for at, one in enumerate(story.evidence) if one.in_text(step.after)],
         "seen": [at for at, one in enumerate(story.evidence) if step.section is not None and one.in_text(step.section)],
     }
@@ -277,7 +267,6 @@ def _forest(opened: Opened) -> dict[str, Any]:
     except ValueError as error:
         return {"left_out": str(error)}
     shown = _largest(forest)
-    number = {index: at for at, index in enumerate(shown)}
     return {
         "logical_tokens": forest.logical_tokens,
         "physical_tokens": forest.physical_tokens,
@@ -286,7 +275,7 @@ def _forest(opened: Opened) -> dict[str, Any]:
             {"rollout": row.rollout, "segment": row.segment, "turns": list(row.turns), "tokens": len(row.tokens)}
             for row in forest.rows
         ],
-        "nodes": [_node(opened, forest, index, number) for index in shown],
+        "nodes": [_node(opened, forest, index) for index in shown],
         "nodes_left_out": len(forest.nodes) - len(shown),
     }
 
@@ -309,11 +298,10 @@ def _largest(forest: GroupForest) -> list[int]:
     return sorted(chosen)
 
 
-def _node(opened: Opened, forest: GroupForest, index: int, number: dict[int, int]) -> dict[str, Any]:
+def _node(opened: Opened, forest: GroupForest, index: int) -> dict[str, Any]:
     node = forest.nodes[index]
     ids = forest.tokens(node)
     return {
-        "parent": None if node.parent is None else number[node.parent],
         "start": node.start,
         "end": node.end,
         "rows": list(node.rows),

@@ -1,8 +1,6 @@
 """Turn screen: the memory as a difference, the visible texts, and the sampled tokens.
 
-Character offsets count Unicode code points of the accompanying text. Only this turn's pieces are decoded. A sampled
-token has its text, log-probability, a flag for training, and its advantage, whose kind is in `advantage_is`
-(viewer/analysis/prefix_forest.py).
+Character offsets count Unicode code points of the accompanying text. Only this turn's pieces are decoded.
 
 Not covered: entropy: the record has log-probabilities of sampled tokens only. `-logprob` is the surprise of a token;
 its mean over many tokens estimates the entropy.
@@ -111,7 +109,8 @@ def turn_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
     """
     story = opened.story(rollout)
     this = turn_at(story.trajectory.turns, turn)
-    number, last = story.step_at.get(turn), turn == len(story.trajectory.turns) - 1
+    sampled = this.completion.token_ids
+    number = story.step_at.get(turn)
     step = None if number is None else story.steps[number]
     unfounded = opened.unfounded(rollout)
     diff, since = (None, ()) if number is None else unfounded.marked(number)
@@ -123,12 +122,12 @@ def turn_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
         "role": this.role,
         "trained": this.trained,
         "notes": {name: value for name, value in this.notes.items() if isinstance(value, str | int | float)},
-        "marks": marks(this, story.events_after[turn + 1], step, bool(invented), last, turn == story.edited),
+        "marks": marks(story, turn),
         "stop_reason": this.completion.stop_reason.value,
         "policy_version": this.completion.policy_version,
         "prompt_tokens": len(this.prompt_ids),
-        "sampled_tokens": len(this.completion.token_ids),
-        "events": [_event_value(event) for event in story.events_after[turn + 1]],
+        "sampled_tokens": len(sampled),
+        "events": [{"kind": event.kind, "text": in_words(event)} for event in story.events_after[turn + 1]],
         "memory": None if step is None else _memory_value(story, step),
         "diff": None if diff is None else _part_values(diff, since),
         "counts": None if diff is None else _counts(diff, since),
@@ -137,7 +136,7 @@ def turn_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
         "unfounded": [] if number is None else _held(story, number, unfounded.sentences(number)),
         "evidence": [] if step is None else _evidence(story, step.after),
         "pieces": list(_pieces(story, this, number, diff)),
-        "reply": _reply(opened, this),
+        "reply": {"text": opened.codec.decode(sampled), "tokens": len(sampled)},
     }
 
 
@@ -158,7 +157,6 @@ def _memory_value(story: Story, step: TimelineStep) -> dict[str, Any]:
         "after_tokens": len(story.words(step.after).ids),
         "changed": step.changed,
         "offset": step.offset,
-        "sight_known": step.sight_known,
     }
 
 
@@ -261,12 +259,3 @@ def _taken(diff: MemoryDiff, name: str) -> list[dict[str, Any]]:
         if isinstance(part, WordPiece) and part.source is not None and part.source.name == name
     ]
     return sorted(rows, key=lambda it: it["characters"])
-
-
-def _reply(opened: Opened, turn: Turn) -> dict[str, Any]:
-    ids = turn.completion.token_ids
-    return {"text": opened.codec.decode(ids), "tokens": len(ids)}
-
-
-def _event_value(event: Event) -> dict[str, Any]:
-    return {"kind": event.kind, "text": in_words(event)}
