@@ -70,7 +70,6 @@ def check_entries(name: str, folder: Path) -> None:
 
 
 def _inside(link: Path, folder: Path) -> bool:
-    """True if a link ends inside its folder, or in the blobs of the hub's cache."""
     try:
         target, home = link.resolve(strict=True), folder.resolve()
     except (OSError, RuntimeError):  # broken, or in a circle
@@ -143,19 +142,10 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_LAYERS = 1024
 MAX_HEADER_BYTES = 100 << 20  # limit of the format
 _WIDTHS = frozenset(
-    [
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "moe_intermediate_size",
-        "head_dim",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "n_embd",
-        "n_head",
-        "n_inner",
-        "d_model",
-    ]
+    str.split(
+        "vocab_size hidden_size intermediate_size moe_intermediate_size head_dim num_attention_heads "
+        "num_key_value_heads n_embd n_head n_inner d_model"
+    )
 )
 _LAYERS = frozenset(["num_hidden_layers", "n_layer", "num_layers"])
 _COUNTS = _WIDTHS | _LAYERS | {"max_position_embeddings", "n_positions"}

@@ -224,14 +224,8 @@ def document_of(texts: Sequence[tuple[str, str]]) -> TextDocument:
     """
     for name, text in texts:
         if not text.strip():
-            raise DataError(f"{name}: has no text{_SCANNED if name.endswith('.pdf') else ''}")
-    return _joined(texts)
-
-
-_SCANNED = "; a scan needs text recognition (e.g. ocrmypdf) first"
-
-
-def _joined(texts: Sequence[tuple[str, str]]) -> TextDocument:
+            scanned = "; a scan needs text recognition (e.g. ocrmypdf) first" if name.endswith(".pdf") else ""
+            raise DataError(f"{name}: has no text{scanned}")
     if len(texts) == 1:
         name, text = texts[0]
         return TextDocument(text, (DocumentPart(name, 0, len(text)),))

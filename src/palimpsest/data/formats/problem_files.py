@@ -81,7 +81,6 @@ def _check(row: Row, columns: Mapping[str, str], values: Mapping[str, Any]) -> N
 
 
 def _at(values: Any, path: str) -> Any:
-    """The value at a dotted path, or `_ABSENT`."""
     if isinstance(values, Mapping) and path in values:
         return values[path]
     name, _, rest = path.partition(".")
