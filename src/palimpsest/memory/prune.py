@@ -154,7 +154,6 @@ class PrunePolicy(ToolAgentPolicy):
         return Said(insert(self.texts.pruned, {"ids": ", ".join(ids)}))
 
     def _ungrounded(self, episode: ToolEpisode, call: ToolCall) -> str | None:
-        """Why `grounded` rejects the memory of an otherwise valid prune."""
         if self.grounded == "off":
             return None
         codec = episode.model.codec

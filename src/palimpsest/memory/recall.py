@@ -22,8 +22,8 @@ and are never merged; the memory is a slice of the sampled ids within its budget
 inside a token); a hit needs a similarity above `min_similarity`.
 
 `RetrievalPolicy` is the baseline `recurrent-rag` of ReMemR1's evaluation: the question is the query, and the past
-memory most similar by the Jaccard index is appended to the memory. Our reading: it is appended in every prompt
-(`look_up: every`) or only in the last one (`look_up: answer`), unless it equals the present memory.
+memory most similar by the Jaccard index is appended to the memory. Our reading: it is appended in every prompt, unless
+it equals the present memory.
 
 Guaranteed: a prompt never exceeds `required_context`, with two memories in `RetrievalPolicy`; only replies are parsed.
 Not covered: several recalls in a turn; several questions on one reading in `RetrievalPolicy`.
@@ -280,8 +280,6 @@ class RetrievalPolicy(OverwritePolicy):
     """`jaccard`: the published baseline's; `words`, `tfidf`, `bm25`."""
     min_similarity: float | None = 0.0
     """A memory must be more similar to the question than this; null takes the top one even at 0."""
-    look_up: Literal["every", "answer"] = "every"
-    """In `every` prompt, or only in the `answer` prompt."""
 
     def slot_tokens(self, codec: Codec) -> int:
         """Those of `overwrite` plus one more memory, on a separate line."""
@@ -295,7 +293,7 @@ class RetrievalPolicy(OverwritePolicy):
         history = MemoryHistory(RETRIEVERS[self.retriever](), self.min_similarity)
         chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
-            past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())
+            past = self._past(problem.question, memory, history, model)
             values = {"question": question, "memory": _both(memory, past)}
             completion = await self.read(index, chunks, values, read, model)
             if index:  # the overwritten memory becomes a past one
