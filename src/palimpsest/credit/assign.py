@@ -5,12 +5,8 @@
         -> of every token (credit/state.py) -> rows (all segments, or a sample: credit/dcpo.py)
         -> weight of every token (credit/aggregate.py, per optimizer step)
 
-    mean, mean_std, leave_one_out   the trajectory's advantage, at each of its turns (credit/advantages.py)
-    state_mix                       one of these, mixed with advantages of single turns (credit/state.py)
-    my_module:my_rule               a function (group) -> advantages, or a class with the method `turn_advantages`
-
-A rule gets only the graded trajectories of a group, with the overlong penalty already subtracted from their rewards. It
-returns one number per trajectory or one per turn; a turn may have one number per token instead.
+The rules are in credit/grpo_rloo.py and credit/state.py; credit/advantages.py has their form. A rule gets only the
+graded trajectories of a group, with the overlong penalty already subtracted from their rewards.
 
 Guaranteed: each trajectory counts once in its group's statistics, regardless of its number of segments. An ungraded
 trajectory counts as ungraded and is excluded from statistics and training; a lone survivor gets advantage 0. Advantages

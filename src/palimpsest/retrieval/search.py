@@ -1,9 +1,5 @@
 """Search interface of an agent (queries in, ranked passages out, concurrent queries batched), and BM25 on disk.
 
-    LocalSearch    an index in this process, queried in a thread
-    DirectSearch   a small index queried on the event loop
-    RemoteSearch   a retrieval server (retrieval/search_client.py)
-
 `Coalescer` answers the queries of many callers in few calls. Queries that arrive while a call runs wait for the next
 call, which takes all of them up to a bound. A query that can start immediately never waits.
 
@@ -55,7 +51,6 @@ class Search(Protocol):
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """At most `topk` hits for each query, best first. Raises SearchError if the service can't answer."""
-        ...
 
 
 class Index(Protocol):

@@ -246,7 +246,6 @@ class AnswerJudge(Protocol):
 
     async def value(self, question: str, golds: Sequence[str], answer: str, absent: bool = False) -> tuple[float, bool]:
         """The value of an answer, 0.0 to 1.0, and True for the verdict "partial". Raises JudgeError."""
-        ...
 
     async def close(self) -> None: ...
 

@@ -117,7 +117,6 @@ class Grades(Protocol):
 
     def grade(self, problem: Problem, trajectory: Trajectory) -> Grade | Awaitable[Grade]:
         """The grade of a trajectory, or the reason for its absence."""
-        ...
 
 
 class Layer(Protocol):
@@ -125,7 +124,6 @@ class Layer(Protocol):
 
     def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade | Awaitable[Grade]:
         """`grade`, which has a value, with the layer's changes to the value, the breakdown or single turns."""
-        ...
 
 
 async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:

@@ -155,13 +155,9 @@ def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
         "episode/turns": mean(float(len(episode.turns)) for episode in episodes),
         "episode/sampled_tokens": mean(float(episode.sampled_tokens) for episode in episodes),
         "episode/prompt_tokens": mean(float(episode.prompt_tokens) for episode in episodes),
-        "episode/documents_cut": float(sum(map(document_cut, episodes))),
+        "episode/documents_cut": float(sum(bool(of_type(one.events, DocumentTruncated)) for one in episodes)),
         **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
     }
-
-
-def document_cut(trajectory: Trajectory) -> bool:
-    return any(event.kind == DocumentTruncated.kind for event in trajectory.events)
 
 
 def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:

@@ -222,7 +222,6 @@ def trajectory_of(conversation: Conversation, codec: Codec) -> Trajectory:
 
 
 def _pieces(conversation: Conversation, codec: Codec) -> list[str]:
-    """The rendering, split at the start of each trained message."""
     rendered = _render(conversation, codec, len(conversation.messages))
     starts = []
     for index in conversation.trained:
@@ -263,7 +262,6 @@ def _render(conversation: Conversation, codec: Codec, count: int, **options: Any
 
 
 def _refuse_control_tokens(conversation: Conversation, codec: Codec) -> None:
-    """Raise DataError for text that contains control tokens, which could start or end a turn."""
     controls = [codec.decode([i]) for i in sorted(codec.role_ids)]
     for text in _texts([*conversation.messages, *conversation.tools]):
         for control in controls:
