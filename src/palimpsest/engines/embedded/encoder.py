@@ -1,11 +1,7 @@
 """Text to vectors with any Hugging Face encoder, for dense retrieval (retrieval/dense.py).
 
-    preset   pooling                          query prefix                                       passage prefix
-    e5       mean over the tokens             "query: "                                          "passage: "
-    bge      first token                      "Represent this sentence for searching ...: "      nothing
-    plain    mean over the tokens             nothing                                            nothing
-
-after the model cards of E5 (arXiv 2212.03533) and BGE (arXiv 2309.07597). Every vector is scaled to length one.
+`PRESETS` are after the model cards of E5 (arXiv 2212.03533) and BGE (arXiv 2309.07597). Every vector is scaled to
+length one.
 
 Guaranteed: weights are read only from safetensors and no code from the folder runs; up to rounding, a text's vector
 does not depend on its neighbours in the batch.

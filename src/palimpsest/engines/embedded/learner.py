@@ -15,7 +15,7 @@ import copy
 import hashlib
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -198,13 +198,9 @@ class ForestLearner:
     def _before(self, batch: StepBatch) -> OldLogprobs:
         return logprobs_of(self._lay_out(self._rows(batch)), self._forward)
 
-    def _as_reference(self) -> AbstractContextManager[None]:
-        without: AbstractContextManager[None] = self._model.disable_adapter() if self._adapted else nullcontext()
-        return without
-
     def _forward(self, forest: Forest, reference: bool, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """[N] log-probabilities and [N] entropies of the trained tokens under the model, or its reference."""
-        with self._as_reference() if reference else nullcontext():
+        with self._model.disable_adapter() if reference and self._adapted else nullcontext():
             model = self._reference if reference else self._model
             return token_logprobs(
                 hidden_at(model, forest),
@@ -260,15 +256,11 @@ def _writable(generation: Any, folder: str) -> Any:
 def _saved_weights(model: Any, folder: Path) -> dict[str, Tensor]:
     """Saved weights by the names of `model`'s parameters; for a peft model, its adapters."""
     if hasattr(model, "peft_config"):
-        stored = load_file(folder / "adapter_model.safetensors")  # its names omit the adapter's
-        return {n: stored[s] for n, _ in model.named_parameters() if (s := _without_adapter(n, model)) in stored}
+        stored, part = load_file(folder / "adapter_model.safetensors"), f".{model.active_adapter}."  # names omit it
+        return {n: stored[s] for n, _ in model.named_parameters() if (s := n.replace(part, ".")) in stored}
     with torch.random.fork_rng():
         saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, trust_remote_code=False)
     return dict(saved.named_parameters())
-
-
-def _without_adapter(name: str, model: Any) -> str:
-    return name.replace(f".{model.active_adapter}.", ".")
 
 
 def _fingerprint(model: Any) -> str:

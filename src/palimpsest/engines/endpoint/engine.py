@@ -9,11 +9,11 @@ Not covered: the same reply to the same request, which the endpoint decides; sco
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from palimpsest.config.engine import SHIPPED, EndpointEngineConfig, ModelConfig, model_path
 from palimpsest.config.schema import RunConfig
@@ -28,8 +28,6 @@ from palimpsest.models.model_folder import tokenizer_folder
 from palimpsest.provenance import short_digest
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams
-
-T = TypeVar("T")
 
 _LONG = 512  # prompt tokens that take over 1 ms to encode
 _THREADS = 2
@@ -136,7 +134,9 @@ class EndpointEngine:
         native, folder = _tokenizer(settings, config.model)
         counting = native or Codec.load(ModelConfig())
         more = config.model.chat_template_kwargs
-        result = _finished(_probe(settings, config.model.path, native, counting, more, config.eval_sampling))
+        probing = _probe(settings, config.model.path, native, counting, more, config.eval_sampling)
+        with ThreadPoolExecutor(1) as thread:
+            result = thread.submit(asyncio.run, probing).result()
         self.codec = result.form.codec
         window, vocab = _window(settings, result, folder, config.model.path), _vocabulary(folder, self.codec)
         self._client = EndpointClient(settings)
@@ -168,11 +168,6 @@ async def _probe(settings: EndpointEngineConfig, *asked: Any) -> Found:
         return await probe(client, settings, *asked)
     finally:
         await client.close()
-
-
-def _finished(work: Coroutine[Any, Any, T]) -> T:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
 
 
 def _tokenizer(settings: EndpointEngineConfig, model: ModelConfig) -> tuple[Codec | None, Path | None]:

@@ -75,7 +75,9 @@ class RankPart:
         passes: list[Forest] = []
         for count, lengths in zip(self.rows.tolist(), shared, strict=True):
             packed = tuple(next(rows) for _ in range(count))
-            passes.append(_lay_out(packed, lengths, device, dtype) if count else padding(device, dtype))
+            sizes = np.array([len(row.tokens) for row in packed], np.int64)
+            forest = Packed(packed, sizes, lengths).lay_out(device, dtype) if count else padding(device, dtype)
+            passes.append(forest)
         ends = np.cumsum(self.passes).tolist()
         return [passes[end - size : end] for end, size in zip(ends, self.passes.tolist(), strict=True)]
 
@@ -97,12 +99,6 @@ class RankPart:
             )
             for r, index in enumerate(self.places)
         ]
-
-
-def _lay_out(
-    rows: tuple[SegmentRow, ...], shared: NDArray[np.int64], device: torch.device | str, dtype: torch.dtype
-) -> Forest:
-    return Packed(rows, np.array([len(row.tokens) for row in rows], np.int64), shared).lay_out(device, dtype)
 
 
 def padding(device: torch.device | str, dtype: torch.dtype) -> Forest:
