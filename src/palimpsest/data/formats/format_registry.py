@@ -117,9 +117,7 @@ _READERS: tuple[Parse, ...] = (
 )
 """Parsers of the layouts with their names; the others' is `by_roles`."""
 _SUITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "memoryagentbench": lambda values: (
-        isinstance(q := values["questions"], list) and [*map(type, q[:1])] == [str]
-    ),
+    "memoryagentbench": lambda values: isinstance(q := values["questions"], list) and [*map(type, q[:1])] == [str],
     "squad": lambda values: _first_has(values["answers"], "text"),
     "hotpotqa": _is_hotpotqa,
     "musique": lambda values: _first_has(values["paragraphs"], "paragraph_text"),

@@ -202,6 +202,9 @@ def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | 
     )
 
 
+_SUMMED = ("loss", "tokens", "segments", "logical_tokens", "physical_tokens")
+
+
 def merged(stats: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateStats:
     """One optimizer step of all ranks.
 
@@ -213,11 +216,7 @@ def merged(stats: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateSt
     largest = dict.fromkeys(name for part in stats for name in part.maxima)
     return replace(
         stats[0],
-        loss=sum(part.loss for part in stats),
-        tokens=sum(part.tokens for part in stats),
-        segments=sum(part.segments for part in stats),
-        logical_tokens=sum(part.logical_tokens for part in stats),
-        physical_tokens=sum(part.physical_tokens for part in stats),
+        **{name: sum(getattr(part, name) for part in stats) for name in _SUMMED},
         token_sums={name: sum(part.token_sums.get(name, 0.0) for part in stats) for name in names},
         maxima={name: max(part.maxima.get(name, 0.0) for part in stats) for name in largest},
         seconds=max(part.seconds for part in stats),
