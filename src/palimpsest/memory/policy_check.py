@@ -1,20 +1,8 @@
 """Contract checks for memory policies, run against scripted models without weights.
 
-The scripted models: one answers briefly, one always fills its budget, one repeats its prompt, one returns nothing, one
-emits control tokens. The checks:
-
-- options: each has a declared type, so that a wrong value is rejected;
-- window: the texts of the prompts and the budgets fit the window together;
-- ends: every episode ends with an `Answered`, within a bounded number of calls;
-- budget: prompt plus `max_tokens` never exceeds the window;
-- determinism: the same replies lead to the same prompts, with and without a concurrent episode;
-- document: every word of the document is in some prompt, in reading order; if `reads_to_end` is False, every word up to
-  where the policy stops;
-- adversarial: control markers in question and document stay plain text;
-- empty document: an outcome, not an exception.
-
-A policy whose `reads_documents` is False gets search problems: the document, passages of it to find, and one more
-model, which searches without end. The document check is skipped, because the prompts depend on the model.
+docs/how-to/custom-policy.md lists the checks. A policy whose `reads_documents` is False gets search problems: the
+document, passages of it to find, and one more model, which searches without end. The document check is skipped, because
+the prompts depend on the model.
 
 Not covered: the quality of the policy; intended skips of document text (the finding lists the lost words).
 """
@@ -88,7 +76,7 @@ class ScriptedModel:
 
 
 def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
-    """All findings, in the order of this module's docstring."""
+    """All findings, in the order of docs/how-to/custom-policy.md."""
     return asyncio.run(_check(policy, codec, max_context))
 
 

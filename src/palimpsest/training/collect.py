@@ -100,7 +100,9 @@ class Collector:
         groups = await self._groups(step, size)
         for where, text in take_tracebacks().items():
             self.folder.event("user_code_failed", step=step, where=where, traceback=text)
-        _refuse_ungraded(step, groups, self._advice(groups))
+        if not _any_graded(groups):
+            reason = why_ungraded(groups) or "0 of 0: the source returned no problems"
+            raise RunError(f"step {step}: no episode has a grade; {reason}{_why(groups)}{self._advice(groups)}")
         seconds = time.perf_counter() - start
         sampled = sum(episode.sampled_tokens for group in groups for episode in group.trajectories)
         speculation = self.player.speculation
@@ -185,13 +187,6 @@ def _why_silent(groups: Sequence[Group]) -> str:
         episodes = sum(len(group.grades) for group in groups)
         return f"some of {episodes} episodes have no grade ({ungraded}{_why(groups)}); among the others {same}"
     return f"{same}: the problems are too hard or too easy, or the reward is constant"
-
-
-def _refuse_ungraded(step: int, groups: Sequence[Group], advice: str) -> None:
-    if _any_graded(groups):
-        return
-    reason = why_ungraded(groups) or "0 of 0: the source returned no problems"
-    raise RunError(f"step {step}: no episode has a grade; {reason}{_why(groups)}{advice}")
 
 
 def why_ungraded(groups: Sequence[Group]) -> str:
