@@ -88,17 +88,14 @@ def read_object(name: str, file: Path) -> dict[str, Any]:
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
         raise ModelError(f"model {name}: {file.name} is not valid JSON ({reason})") from None
     if not isinstance(value, dict):
-        raise ModelError(f"model {name}: {file.name} has {_kind(value)}, but needs a JSON object")
+        kind = {list: "an array", type(None): "null"}.get(type(value), f"a {type(value).__name__}")
+        raise ModelError(f"model {name}: {file.name} has {kind}, but needs a JSON object")
     return value
 
 
 def _number(value: dict[str, Any]) -> Any:
     """The number that transformers writes as {"__float__": "Infinity"}; other objects unchanged."""
     return float(str(value["__float__"])) if value.keys() == {"__float__"} else value
-
-
-def _kind(value: object) -> str:
-    return {list: "an array", type(None): "null"}.get(type(value), f"a {type(value).__name__}")
 
 
 def token_ids(value: object) -> tuple[int, ...]:

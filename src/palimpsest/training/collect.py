@@ -32,7 +32,7 @@ from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.training.step_metrics import Metrics, group_metrics, rates
-from palimpsest.types import Grade, Group, Problem, Trajectory
+from palimpsest.types import Grade, Group, Trajectory
 
 if TYPE_CHECKING:
     from palimpsest.data.sources.file_source import ProblemSource
@@ -137,7 +137,9 @@ class Collector:
     async def _play(self, step: int, count: int, round_number: int, size: int | None) -> list[Group]:
         # Sources count steps from 0: the first epoch starts with the first step.
         problems = self.source.problems(step=step - 1, count=count, round=round_number, size=size)
-        self._admit(problems)
+        variant = self.player.variant
+        for policy in (self.player.policy, *([variant.policy] if variant else ())):
+            admit_all(policy, problems, self.player.codec, self.player.sampler.max_context)
         stage = "rollout" if round_number == 0 else f"refill {round_number}"
         done = Counter[str]()
 
@@ -159,11 +161,6 @@ class Collector:
             return ""
         tries = "" if name.startswith(OBJECT) else f" `palimpsest check {name}` tries it,"
         return f";{tries} tracebacks are in {self.folder.path / EVENTS}"
-
-    def _admit(self, problems: Sequence[Problem]) -> None:
-        variant = self.player.variant
-        for policy in (self.player.policy, *([variant.policy] if variant else ())):
-            admit_all(policy, problems, self.player.codec, self.player.sampler.max_context)
 
     def _report_refills(self, step: int, usable: int, wanted: int, played: Sequence[Group]) -> None:
         self.folder.event("refills_used_up", step=step, kept=usable, wanted=wanted, played=len(played))

@@ -112,7 +112,9 @@ class ForestLearner:
     def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
         """See `Learner.update`. A single step needs no extra pass: old and new log-probabilities are equal."""
         recomputes = self._objective == "policy" and self._loss_config.old_logprobs == "recompute"
-        before = [self._before(batch) if recomputes and len(steps) > 1 else None for batch in steps]
+        before: list[OldLogprobs | None] = [None] * len(steps)
+        if recomputes and len(steps) > 1:
+            before = [logprobs_of(self._lay_out(self._rows(batch)), self._forward) for batch in steps]
         return [self.apply(self.accumulate(batch, old)) for batch, old in zip(steps, before, strict=True)]
 
     def accumulate(self, batch: StepBatch, old: OldLogprobs | None = None) -> UpdateStats:
@@ -194,9 +196,6 @@ class ForestLearner:
         exact = torch.promote_types(self._model.dtype, torch.float32)
         packed = pack(rows, self._micro_batch_tokens, self._layout)
         return [forest.lay_out(self._device, exact) for forest in packed]
-
-    def _before(self, batch: StepBatch) -> OldLogprobs:
-        return logprobs_of(self._lay_out(self._rows(batch)), self._forward)
 
     def _forward(self, forest: Forest, reference: bool, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """[N] log-probabilities and [N] entropies of the trained tokens under the model, or its reference."""

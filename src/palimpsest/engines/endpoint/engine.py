@@ -56,7 +56,10 @@ class EndpointSampler:
         """
         check_prompt(prompt_ids, params.max_tokens, vocab=self._vocab, max_context=self.max_context)
         form = self._result.form
-        body = form.body(prompt_ids, params) if len(prompt_ids) < _LONG else await self._body(prompt_ids, params)
+        if len(prompt_ids) < _LONG:
+            body = form.body(prompt_ids, params)
+        else:  # on a thread: tokenizers let other threads run
+            body = await asyncio.wrap_future(self.threads.submit(form.body, prompt_ids, params))
         with self._counts.counted():
             answered = await self._client.post(
                 form.path,
@@ -74,10 +77,6 @@ class EndpointSampler:
         if self._comparable and 0 < answered.prompt_tokens < _WHOLE * len(prompt_ids) - _FRAME:
             events = (*events, PromptCut(len(prompt_ids), answered.prompt_tokens))
         return Completion(answered.token_ids, logprobs, answered.stop_reason, events=events)
-
-    async def _body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
-        """The body of a long request, made on a thread: tokenizers let other threads run."""
-        return await asyncio.wrap_future(self.threads.submit(self._result.form.body, prompt_ids, params))
 
     def _as_probed(self, answer: Any, answered: RequestResult) -> RequestResult:
         """Return `answered` if the probed model sent it, as exact as `limits.endpoint` states. Raises RetryableError,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import fmean
 
 import numpy as np
@@ -139,17 +140,13 @@ def plan(
     padded = [[*hand, *[None] * (size - len(hand))] for hands, size in zip(dealt, slots, strict=True) for hand in hands]
     shares = tuple(_part(number, slots, padded[rank::ranks]) for rank in range(ranks))
     spent = sum(cost(forest) for hand in padded for forest in hand if forest)
-    held = ranks * sum(max(cost(f) if f else 0.0 for f in at) for hands in dealt for at in _passes(hands))
+    held = ranks * sum(max(cost(f) if f else 0.0 for f in at) for hands in dealt for at in zip_longest(*hands))
     empty = sum(forest is None for hand in padded for forest in hand)
     metrics = {
         "learner/idle_share": 1 - spent / held if held else 0.0,
         "learner/padding_share": empty / max(1, ranks * sum(slots)),
     }
     return RankPlan(shares, metrics | ({FOREST_REUSE: fmean(reuses)} if reuses else {}))
-
-
-def _passes(hands: Sequence[Sequence[Packed]]) -> list[list[Packed | None]]:
-    return [[hand[at] if at < len(hand) else None for hand in hands] for at in range(max(map(len, hands)))]
 
 
 def _enough(rows: Sequence[SegmentRow], max_tokens: int, ranks: int, layout: Layout) -> list[Packed]:

@@ -11,13 +11,9 @@ the row, or, if the row ends in a prune, after the second last (MemAct's rule; m
     0 system  1 user  2 search  3 tool  4 prune                         trained 2, 4
     0 system  1 user  4 prune   5 tool  6 search  7 tool  8 answer      trained 6, 8
 
-The template's rendering is tokenised piece by piece, like the sampler's:
-
-    whole rendering   <system, tools> <user> <assistant header>|search ...<end>| <tool result> <header>|answer<end>|
-    turns             prompt .................................. completion ..... prompt ............... completion
-
-A completion starts after the rendering of everything before it, with the header of a reply, and ends with the model's
-end-of-turn token. Header, tool results and messages of earlier segments are context.
+The template's rendering is tokenised piece by piece, like the sampler's. A completion starts after the rendering of
+everything before it, with the header of a reply, and ends with the model's end-of-turn token. Header, tool results and
+messages of earlier segments are context.
 
 Guaranteed: the joined pieces are the template's rendering of the whole conversation, and each turn's prompt extends
 the previous one with its completion. Messages, tools and arguments retain their order and text; arguments in JSON text
