@@ -11,10 +11,7 @@ chunks c of a document:
         memory = text in <update>...</update>;  history += [(t, memory)]
     answer = model(question, recalled, memory)
 
-A malformed reply (tags missing, doubled, unclosed, nested; an empty update) keeps the old memory, recalls nothing and
-is recorded as an event with the reason. Guessing its meaning would train the guess. `malformed: accept` follows the
-authors' code: the reply becomes the memory. Either way the turn gets no format reward; the gain of an accepted update
-counts only the text in its tags.
+A malformed reply (docs/reference/policies.md) keeps the old memory: guessing its meaning would train the guess.
 
 `RetrievalPolicy` is the baseline `recurrent-rag` of ReMemR1's evaluation: the question is the query, and the past
 memory most similar by the Jaccard index is appended to the memory. Our reading: it is appended in every prompt, unless

@@ -6,9 +6,8 @@ call, which takes all of them up to a bound. A query that can start immediately 
     running=1    caller A  |--call [a]--|--call [b c d]--|
                  B, C, D      b c d wait
 
-The BM25 index is bm25s for the scores and one file of passages, both memory-mapped. Lucene's variant: idf =
-ln(1 + (N - n + 0.5) / (n + 0.5)), k1 = 1.5, b = 0.75. Words are runs of letters and digits, casefolded; no stemming, no
-stop words ("The Who" is a query). A repeated query word counts twice.
+The BM25 index is bm25s for the scores and one file of passages, both memory-mapped. Words are runs of letters and
+digits ("The Who" is a query). A repeated query word counts twice.
 
 Guaranteed: each caller gets the answers to its queries, in order; an error reaches all callers of a call, except an
 error that one caller may have caused (`divide`): each caller is then queried separately; a cancelled caller does not

@@ -6,8 +6,7 @@ from Python objects (plugins.py), and from the Hugging Face hub or folders of it
 (`hub:owner/name:configuration@split`). Hub rows are streamed. `datasets` rejects data sets that are scripts, so a data
 set's code never runs.
 
-A CSV cell is text (`007`, `=1+1`, `NA`), an empty one is absent; a JSON object, or list of texts or objects, is read as
-such. The separator is a tab in `.tsv`, otherwise the commonest of comma, semicolon and tab in the header.
+The separator of CSV is a tab in `.tsv`, otherwise the commonest of comma, semicolon and tab in the header.
 
 Guaranteed: memory contains one row and its read buffer (parquet: one batch; compressed parquet, and rows under `data`:
 all of it); every row has a location for error messages; a file that is truncated, malformed or not UTF-8 raises

@@ -1,12 +1,9 @@
 """Recorded conversations as trajectories, with tool calls as in MemAct's SFT parquet.
 
-    messages          [{role, content, tool_calls: [{function: {name, arguments}}]}, ...]
-    tools             schemas for the chat template; optional
-    enable_thinking   passed to the chat template; optional
-
-A row is one segment of a trajectory. A prune cuts a trajectory, and each row repeats the surviving messages. To train
-no message twice, an assistant message is trained only in the row in which it was generated: after the last prune in
-the row, or, if the row ends in a prune, after the second last (MemAct's rule; messages by number):
+A row (docs/how-to/warm-start.md) is one segment of a trajectory. A prune cuts a trajectory, and each row repeats the
+surviving messages. To train no message twice, an assistant message is trained only in the row in which it was
+generated: after the last prune in the row, or, if the row ends in a prune, after the second last (MemAct's rule;
+messages by number):
 
     0 system  1 user  2 search  3 tool  4 prune                         trained 2, 4
     0 system  1 user  4 prune   5 tool  6 search  7 tool  8 answer      trained 6, 8
