@@ -153,7 +153,6 @@ class Codec:
             backend.model.dropout = None
         self.tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
-        self._long = Remembered(_REMEMBERED)
         self.control_ids: frozenset[int] = frozenset(backend.get_added_tokens_decoder())
         ends = [*ends, *map(backend.token_to_id, _ENDS)]
         stops = {tokenizer.eos_token_id, *self.control_ids.intersection(ends), *self._after_a_reply()}
@@ -254,6 +253,10 @@ class Codec:
         if not self.control_ids.isdisjoint(ids):
             ids = self._encode_by_halves(valid(text))
         return ids if len(ids) < _LONG else self._long.add(text, ids)
+
+    @cached_property
+    def _long(self) -> Remembered:
+        return Remembered(_REMEMBERED)
 
     def encode_trusted(self, text: str) -> list[int]:
         """[T] ids of trusted text, which may contain control tokens."""
