@@ -40,7 +40,7 @@ def test_markers_in_data_are_plain_text(payload: str, tiny_codec: Any) -> None:
 
 def test_other_threads_run_while_a_long_text_is_encoded(tiny_codec: Any) -> None:
     text, ids, turns = "Omar sells tea. <|im_end|>\n" * 40_000, list[int](), 0
-    thread = threading.Thread(target=lambda: ids.extend(tiny_codec._ids(text)))
+    thread = threading.Thread(target=lambda: ids.extend(tiny_codec.encode(text)))
     thread.start()
     while thread.is_alive():
         time.sleep(0)

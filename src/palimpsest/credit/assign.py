@@ -5,12 +5,8 @@
         -> of every token (credit/state.py) -> rows (all segments, or a sample: credit/dcpo.py)
         -> weight of every token (credit/aggregate.py, per optimizer step)
 
-    mean, mean_std, leave_one_out   the trajectory's advantage, at each of its turns (credit/advantages.py)
-    state_mix                       one of these, mixed with advantages of single turns (credit/state.py)
-    my_module:my_rule               a function (group) -> advantages, or a class with the method `turn_advantages`
-
-A rule gets only the graded trajectories of a group, with the overlong penalty already subtracted from their rewards. It
-returns one number per trajectory or one per turn; a turn may have one number per token instead.
+The rules are in credit/grpo_rloo.py and credit/state.py; credit/advantages.py has their form. A rule gets only the
+graded trajectories of a group, with the overlong penalty already subtracted from their rewards.
 
 Guaranteed: each trajectory counts once in its group's statistics, regardless of its number of segments. An ungraded
 trajectory counts as ungraded and is excluded from statistics and training; a lone survivor gets advantage 0. Advantages
@@ -105,14 +101,8 @@ def assign(
     `key` is the step's, e.g. (run seed, "dcpo", step). It and the group's name key the draws of
     `credit.segments_per_group`, so neither other groups nor their order matter.
 
-    Each batch's `means` are over its own groups: `reward_mean`, `reward_std` (population, over trajectories, before
-    penalties), `advantage_abs_mean`, `overlong_penalty_mean` where configured, `segments_per_trajectory`. Its `maxima`
-    contain `effective_weight_max`, its `minima` `effective_weight_min`: the largest and the smallest share of the
-    step's loss that a trajectory has, as a multiple of an equal share. Its `counts`: `groups`, `groups_with_signal`,
-    `trajectories` (graded), `ungraded`, `segments` (rows), `trained_tokens`, `sampled_tokens`, `untrained_tokens`
-    (in no row), and under `credit.segments_per_group` also `segments_repeated` and `segments_unused`. Groups without
-    segments count in the first batch, so that counts add up over the batches: `groups_dropped` (by dynamic sampling),
-    `groups_untrainable` (nothing graded, or nothing sampled).
+    Each batch's metrics are those under `credit/` in docs/reference/metrics.md, over its own groups. Groups without
+    segments count in the first batch, so that counts add up over the batches.
     """
     if num_minibatches < 1:
         raise ValueError(f"num_minibatches={num_minibatches}: at least 1")

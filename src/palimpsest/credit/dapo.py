@@ -54,9 +54,6 @@ def rewards_differ(group: Group) -> bool:
     return min(rewards) != max(rewards) if len(rewards) > 1 else rewards[0] != 0.0
 
 
-# ---- Soft overlong punishment --------------------------------------------------------------------------------
-
-
 def penalty(trajectory: Trajectory, config: OverlongConfig) -> float:
     """The penalty to subtract from the trajectory's reward, in [0, config.penalty].
 

@@ -1,9 +1,5 @@
 """GRPO, Dr. GRPO and RLOO: advantages from the rewards of a group, one per trajectory.
 
-    mean            R_i - mean(R)                       Dr. GRPO, MemAgent
-    mean_std        (R_i - mean(R)) / (std(R) + 1e-6)   GRPO, MemAct
-    leave_one_out   R_i - mean(R_j, j != i)             RLOO
-
 A_i is the advantage of trajectory i, R_i its reward, G the number of graded trajectories in the group.
 """
 

@@ -76,19 +76,13 @@ def on_top(
         return tuple(turns)
     with_spans = {span.turn for span in grade.spans}
     rows, means = span_rewards(trajectory, grade), span_means(trajectory, grade)
+    every = [[of] * len(row) if isinstance(of, float) else of for of, row in zip(turns, rows, strict=True)]
     return tuple(
-        tuple(
-            value + share * (reward - means[turn])
-            for value, reward in zip(_per_token(advantage, rows[turn]), rows[turn], strict=True)
-        )
+        tuple(value + share * (reward - mean) for value, reward in zip(values, row, strict=True))
         if turn in with_spans
-        else advantage
-        for turn, advantage in enumerate(turns)
+        else turns[turn]
+        for turn, (values, row, mean) in enumerate(zip(every, rows, means, strict=True))
     )
-
-
-def _per_token(advantage: TurnAdvantage, row: Sequence[float]) -> Sequence[float]:
-    return [advantage] * len(row) if isinstance(advantage, float) else advantage
 
 
 # ---- The state mix -------------------------------------------------------------------------------------------
@@ -115,14 +109,11 @@ class StateMix:
             raise ConfigError("must be from 0 to 1", key="credit.options.alpha", value=self.alpha)
         if self.state_scale <= 0:
             raise ConfigError("must be greater than 0", key="credit.options.state_scale", value=self.state_scale)
-        object.__setattr__(self, "_outcome", self._named())
-
-    def _named(self) -> Rule:
         key, options_key = "credit.options.outcome", "credit.options.outcome_options"
         if self.outcome == STATE_MIX:
             raise ConfigError(f"choose one of {', '.join(OUTCOMES)}, or a custom rule", key=key, value=STATE_MIX)
-        rule: Rule = plugins.build("rule", self.outcome, self.outcome_options, key=key, options_key=options_key)
-        return rule
+        rule = plugins.build("rule", self.outcome, self.outcome_options, key=key, options_key=options_key)
+        object.__setattr__(self, "_outcome", rule)
 
     def turn_advantages(self, group: Group) -> list[tuple[TurnAdvantage, ...]]:
         """[trajectories][turns] both mixed; one number per token for turns with spans."""

@@ -180,7 +180,6 @@ def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) 
 
 
 def _arrange(record: Record, paragraphs: tuple[str, ...], placing: Placing, rng: random.Random) -> tuple[str, ...]:
-    """Move the gold paragraphs to the slots of `placing`; the others stay in shuffled order."""
     gold = record.gold
     if not gold:
         raise DataError(

@@ -28,32 +28,22 @@ from palimpsest.types import Problem, Question
 _ASKED = re.compile(r"^(Q\d+):[ \t]*(.*)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """One question of a problem, with one or more golds."""
-
-    question: str
-    answers: tuple[str, ...]
-
-
-def search_problem(id: str, objectives: Sequence[Objective], metadata: Mapping[str, Any] | None = None) -> Problem:
+def search_problem(id: str, objectives: Sequence[Question], metadata: Mapping[str, Any] | None = None) -> Problem:
     """The problem of one or more objectives.
 
-    >>> search_problem("a", [Objective("What does Alice drink?", ("tea",))]).answers
+    >>> search_problem("a", [Question("What does Alice drink?", ("tea",))]).answers
     ('tea',)
-    >>> both = search_problem("b", [Objective("Who?", ("Bob", "Rob")), Objective("Where?", ("Rome",))])
+    >>> both = search_problem("b", [Question("Who?", ("Bob", "Rob")), Question("Where?", ("Rome",))])
     >>> both.question, both.answers
     ('Q1: Who?\\nQ2: Where?', ('{"Q1": "Bob", "Q2": "Rome"}',))
     """
     rest = dict(metadata or {})
     if len(objectives) == 1:
-        return Problem(id, objectives[0].question, objectives[0].answers, None, rest)
+        return Problem(id, objectives[0].text, objectives[0].answers, None, rest)
     named = {f"Q{number}": objective for number, objective in enumerate(objectives, 1)}
-    listed = tuple(
-        {"name": name, "question": one.question, "answers": list(one.answers)} for name, one in named.items()
-    )
+    listed = tuple({"name": name, "question": one.text, "answers": list(one.answers)} for name, one in named.items())
     golds = answer_text({name: one.answers[0] for name, one in named.items()})
-    question = "\n".join(f"{name}: {one.question}" for name, one in named.items())
+    question = "\n".join(f"{name}: {one.text}" for name, one in named.items())
     return Problem(id, question, (golds,), None, {"objectives": listed, **rest})
 
 
@@ -72,7 +62,7 @@ def listed_questions(text: str, names: Sequence[str]) -> tuple[str, ...] | None:
 def objective_count(problem: Problem) -> int:
     """Number of questions in a problem.
 
-    >>> objective_count(search_problem("a", [Objective("Who?", ("Bob",)), Objective("Where?", ("Rome",))]))
+    >>> objective_count(search_problem("a", [Question("Who?", ("Bob",)), Question("Where?", ("Rome",))]))
     2
     """
     return len(problem.metadata.get("objectives", ())) or 1

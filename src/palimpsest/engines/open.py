@@ -76,7 +76,6 @@ def _served(
 
 
 def _served_model(config: RunConfig, folder: Path | None) -> Engine:
-    """vLLM servers of a model that isn't loaded here."""
     if config.sampler.urls:
         fix = "for servers that have the model use --base-url URL/v1; otherwise omit sampler.urls"
         raise ConfigError(f"sampler.urls={list(config.sampler.urls)}: these servers get weights from training; {fix}")

@@ -182,12 +182,10 @@ class Sampler(Protocol):
     @property
     def max_context(self) -> int:
         """Longest prompt plus completion, in tokens."""
-        ...
 
     @property
     def version(self) -> int:
         """Optimizer steps taken by the weights in use."""
-        ...
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
@@ -198,7 +196,6 @@ class Sampler(Protocol):
         often share a prefix; an engine may route them to one replica. None: it shares none. It changes no token.
         Raises PromptTooLong if prompt and budget exceed `max_context`, SamplerError if the engine failed.
         """
-        ...
 
     def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
@@ -207,18 +204,15 @@ class Sampler(Protocol):
 
         Leaving the iteration early, by `aclose` or by cancelling the caller, frees the request's resources.
         """
-        ...
 
     async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
         """[T] nats of each of `ids` [T] after the prompt and its predecessors, at temperature 1.
 
         Raises as `generate` does.
         """
-        ...
 
     def stats(self) -> SamplerStats:
         """Counters since the engine was opened."""
-        ...
 
 
 # ---- learning -----------------------------------------------------------------------------------------------
@@ -299,7 +293,6 @@ class Learner(Protocol):
     @property
     def version(self) -> int:
         """Optimizer steps taken, without skipped ones."""
-        ...
 
     @property
     def limits(self) -> Limits: ...
@@ -310,22 +303,18 @@ class Learner(Protocol):
         With `loss.old_logprobs=recompute`, the old log-probabilities of all `steps` are of the weights before the first
         step. A non-finite gradient is skipped and counted, never applied.
         """
-        ...
 
     async def save(self, folder: Path) -> Mapping[str, str]:
         """Write weights and optimizer state into an existing folder, without pickle.
 
         Returns the hex SHA-256 of every written file, by its path relative to `folder` (`files.hashes` does).
         """
-        ...
 
     async def load(self, folder: Path) -> None:
         """Restore a save bit for bit. Raises CheckpointError."""
-        ...
 
     async def publish(self) -> int:
         """Give the current weights to the sampler; returns its new version."""
-        ...
 
 
 class Engine(Protocol):
@@ -340,11 +329,9 @@ class Engine(Protocol):
     @property
     def learner(self) -> Learner | None:
         """None if the engine was opened only for sampling."""
-        ...
 
     @property
     def limits(self) -> Limits: ...
 
     async def close(self) -> None:
         """Release threads, processes and devices. A second call does nothing."""
-        ...

@@ -1,6 +1,7 @@
 """MemAgent's policy: read a document chunk by chunk, overwrite a fixed-size memory, answer from it.
 
-Source: MemAgent (arXiv 2507.02259) and its code; the budgets below are its defaults. For a document c of L tokens:
+Source: MemAgent (arXiv 2507.02259) and its code (docs/project/differences.md); the budgets below are its defaults.
+For a document c of L tokens:
 
     memory = "No previous memory"
     for each chunk:  memory = model(question, memory, chunk)      # the whole response overwrites
@@ -8,10 +9,6 @@ Source: MemAgent (arXiv 2507.02259) and its code; the budgets below are its defa
 
 If a problem has several questions, every reading prompt contains all of them, and each gets its own answer turn.
 `grounded`, our addition, admits only units that the section or previous memory supports (parts/grounded.py).
-
-Deliberate differences from the authors' code: the sampled ids of the memory enter the next prompt, without control ids
-and thinking; document tokens equal to the padding id stay; the answer turn has its own budget; episodes do not wait for
-each other; an empty document is an outcome.
 
 Guaranteed: a prompt never exceeds `required_context`; only `overlong` drops document tokens, and none is repeated.
 Not covered: stopping before the document ends (examples/gated.py does).

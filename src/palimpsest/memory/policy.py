@@ -58,14 +58,12 @@ class Model(Protocol):
 
         Raises PromptTooLong if prompt and budget exceed `max_context`: the episode ends as out_of_context.
         """
-        ...
 
     def event(self, what: What | str, /, **detail: Any) -> None:
         """Record an event between turns: one of events.py, or a custom name with details.
 
         Raises ValueError for a declared name with other fields.
         """
-        ...
 
 
 class Teachable(Protocol):
@@ -74,25 +72,20 @@ class Teachable(Protocol):
     @property
     def memory_tokens(self) -> int:
         """Tokens of the longest memory."""
-        ...
 
     @property
     def texts(self) -> Any:
         """Has `empty_memory` and, if prompts have a slot `recalled`, `nothing_recalled`: their initial contents."""
-        ...
 
     @property
     def may_keep(self) -> bool:
         """Whether a reply can leave the memory unchanged; `reply` returns that reply for an empty `memory`."""
-        ...
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:
         """The read prompt, with the slots question, memory, section and perhaps recalled; the answer prompt."""
-        ...
 
     def reply(self, codec: Codec, memory: Sequence[int], query: Sequence[int] | None = None) -> list[int]:
         """The ids of a reply that writes `memory` and requests `query`, without the stop token."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,8 @@
 """Contract checks for memory policies, run against scripted models without weights.
 
-The scripted models: one answers briefly, one always fills its budget, one repeats its prompt, one returns nothing, one
-emits control tokens. The checks:
-
-- options: each has a declared type, so that a wrong value is rejected;
-- window: the texts of the prompts and the budgets fit the window together;
-- ends: every episode ends with an `Answered`, within a bounded number of calls;
-- budget: prompt plus `max_tokens` never exceeds the window;
-- determinism: the same replies lead to the same prompts, with and without a concurrent episode;
-- document: every word of the document is in some prompt, in reading order; if `reads_to_end` is False, every word up to
-  where the policy stops;
-- adversarial: control markers in question and document stay plain text;
-- empty document: an outcome, not an exception.
-
-A policy whose `reads_documents` is False gets search problems: the document, passages of it to find, and one more
-model, which searches without end. The document check is skipped, because the prompts depend on the model.
+docs/how-to/custom-policy.md lists the checks. A policy whose `reads_documents` is False gets search problems: the
+document, passages of it to find, and one more model, which searches without end. The document check is skipped, because
+the prompts depend on the model.
 
 Not covered: the quality of the policy; intended skips of document text (the finding lists the lost words).
 """
@@ -88,7 +76,7 @@ class ScriptedModel:
 
 
 def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
-    """All findings, in the order of this module's docstring."""
+    """All findings, in the order of docs/how-to/custom-policy.md."""
     return asyncio.run(_check(policy, codec, max_context))
 
 
@@ -116,11 +104,8 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
 def _options(policy: MemoryPolicy) -> Finding:
     names = untyped(type(policy))
     if names:
-        return Finding(
-            "options",
-            False,
-            f"nothing checks the values of {', '.join(names)}: annotate them in the constructor, e.g. {names[0]}: int",
-        )
+        fix = f"annotate them in the constructor, e.g. {names[0]}: int"
+        return Finding("options", False, f"nothing checks the values of {', '.join(names)}: {fix}")
     return Finding("options", True, f"{len(options_of(type(policy)))}, each of a declared type")
 
 
@@ -130,12 +115,8 @@ def _window(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:
     except ConfigError as error:
         return Finding("window", False, str(error))
     if needed > max_context:
-        return Finding(
-            "window",
-            False,
-            f"prompts and budgets add up to {needed} tokens, the window is {max_context}: shorten the texts, or lower "
-            "the budgets",
-        )
+        fault = f"prompts and budgets add up to {needed} tokens, the window is {max_context}"
+        return Finding("window", False, f"{fault}: shorten the texts, or lower the budgets")
     return Finding("window", True, f"prompts and budgets need {needed} tokens" if needed else "no minimum window")
 
 
@@ -193,11 +174,8 @@ async def _ends(policy: MemoryPolicy, problem: Problem, model: ScriptedModel, na
     except PromptTooLong:
         return Finding(name, True, "ended as out_of_context (see budget)")
     except _TooManyCalls:
-        return Finding(
-            name,
-            False,
-            f"still calling the model after {MAX_CALLS} calls on a document of {WORDS} words: bound the turns",
-        )
+        fault = f"still calling the model after {MAX_CALLS} calls on a document of {WORDS} words: bound the turns"
+        return Finding(name, False, fault)
     except Exception as error:  # noqa: BLE001  user code may raise anything: the fault is the finding
         return Finding(name, False, f"raised {type(error).__name__}: {error} ({raised_at(error)})")
     if not isinstance(result, Answered):
@@ -209,11 +187,8 @@ def _budget(played: dict[str, ScriptedModel]) -> Finding:
     broken = {name: model.overflows[0] for name, model in played.items() if model.overflows}
     if broken:
         name, (prompt, limit) = next(iter(broken.items()))
-        return Finding(
-            "budget",
-            False,
-            f"with a model that {name} a prompt of {prompt} plus {limit} tokens exceeds the window: shorten the prompt",
-        )
+        fault = f"with a model that {name} a prompt of {prompt} plus {limit} tokens exceeds the window"
+        return Finding("budget", False, f"{fault}: shorten the prompt")
     longest = max((len(p) for model in played.values() for p in model.prompts), default=0)
     return Finding("budget", True, f"longest prompt {longest} tokens")
 
@@ -255,16 +230,11 @@ def _lost(policy: MemoryPolicy, shown: dict[str, int | None], lost: Sequence[str
     """The finding for words that no model sees: a policy may drop the end of the document on purpose."""
     read = len(shown) - len(lost)
     if all(call is not None for call in list(shown.values())[:read]) and read:
+        part = f"{read} of {len(shown)} words"
         if not policy.reads_to_end:
-            return Finding(
-                "document", True, f"the first {read} of {len(shown)} words are in the prompts, in order, as declared"
-            )
-        return Finding(
-            "document",
-            False,
-            f"the reading ends after {read} of {len(shown)} words, regardless of the model: if intended, set "
-            "reads_to_end = False in the class",
-        )
+            return Finding("document", True, f"the first {part} are in the prompts, in order, as declared")
+        fix = "if intended, set reads_to_end = False in the class"
+        return Finding("document", False, f"the reading ends after {part}, regardless of the model: {fix}")
     return Finding("document", False, f"{len(lost)} of {len(shown)} words never reach a prompt, e.g.{lost[0]}")
 
 
@@ -298,9 +268,6 @@ async def _adversarial(policy: MemoryPolicy, codec: Codec, max_context: int) -> 
 
     plain, attacked = await control_tokens(["plain"]), await control_tokens(markers)
     if max(attacked, default=0) > max(plain, default=0):
-        return Finding(
-            "adversarial",
-            False,
-            "control markers in the text became control tokens: encode data with codec.encode, not with the tokenizer",
-        )
+        fix = "encode data with codec.encode, not with the tokenizer"
+        return Finding("adversarial", False, f"control markers in the text became control tokens: {fix}")
     return Finding("adversarial", True, f"{len(markers)} control markers stay plain text")

@@ -1,15 +1,11 @@
 """MemAct's policy: an agent with tools that deletes parts of its own context with a tool call.
 
-Source: MemAct (arXiv 2510.12635) and its code. The tool is prune_context(memory, delete_ids). It removes the results
-with these ids together with the calls that made them; the prune_context call stays, with its memory. Its result has an
-id too, so that a later prune can delete an older memory.
+Source: MemAct (arXiv 2510.12635) and its code (docs/project/differences.md). The tool is
+prune_context(memory, delete_ids). It removes the results with these ids together with the calls that made them; the
+prune_context call stays, with its memory. Its result has an id too, so that a later prune can delete an older memory.
 
-A prune is applied as a whole or rejected with a message that names the fault: arguments that do not match the schema, a
-blank memory, no ids, a repeated id, an id that is not in the context. Several prunes in one reply are applied in order.
-Other calls of the same reply have no id yet and cannot be named.
-
-Deliberate differences from the authors' code: ids are matched whole, not as part of a text; calls are cut out of the
-sampled ids and nothing is encoded again; a rejected prune changes nothing; every result has an id, errors too.
+A prune is applied as a whole or rejected with a message that names the fault; several in one reply are applied in
+order. Other calls of the same reply have no id yet and cannot be named.
 
 Guaranteed: a prune removes exactly the named results and their calls (memory/parts/history.py covers replies with
 several calls). Without a prune the prompt only grows. With `prune: false` the tool is unknown to the same agent.
@@ -154,7 +150,6 @@ class PrunePolicy(ToolAgentPolicy):
         return Said(insert(self.texts.pruned, {"ids": ", ".join(ids)}))
 
     def _ungrounded(self, episode: ToolEpisode, call: ToolCall) -> str | None:
-        """Why `grounded` rejects the memory of an otherwise valid prune."""
         if self.grounded == "off":
             return None
         codec = episode.model.codec

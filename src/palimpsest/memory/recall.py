@@ -1,6 +1,7 @@
 """ReMemR1's policy, an overwritten memory with recall of earlier memories; MemAgent with retrieval.
 
-Source: ReMemR1 (arXiv 2509.23040) and its code; the budgets below are its defaults. For chunks c of a document:
+Source: ReMemR1 (arXiv 2509.23040) and its code (docs/project/differences.md); the budgets below are its defaults. For
+chunks c of a document:
 
     memory = "No previous memory"; recalled = "No memory was recalled."; history = []
     for each chunk c_t:
@@ -10,20 +11,11 @@ Source: ReMemR1 (arXiv 2509.23040) and its code; the budgets below are its defau
         memory = text in <update>...</update>;  history += [(t, memory)]
     answer = model(question, recalled, memory)
 
-The look-up precedes the update, as in the paper and the code's training; the code's evaluation updates first.
-
-A malformed reply (tags missing, doubled, unclosed, nested; an empty update) keeps the old memory, recalls nothing and
-is recorded as an event with the reason. Guessing its meaning would train the guess. `malformed: accept` follows the
-authors' code: the reply becomes the memory. Either way the turn gets no format reward; the gain of an accepted update
-counts only the text in its tags.
-
-Deliberate differences from the authors' code: history is a list with step ids, not a set; tags may contain line breaks
-and are never merged; the memory is a slice of the sampled ids within its budget (text/reply_tags.py on boundaries
-inside a token); a hit needs a similarity above `min_similarity`.
+A malformed reply (docs/reference/policies.md) keeps the old memory: guessing its meaning would train the guess.
 
 `RetrievalPolicy` is the baseline `recurrent-rag` of ReMemR1's evaluation: the question is the query, and the past
-memory most similar by the Jaccard index is appended to the memory. Our reading: it is appended in every prompt
-(`look_up: every`) or only in the last one (`look_up: answer`), unless it equals the present memory.
+memory most similar by the Jaccard index is appended to the memory. Our reading: it is appended in every prompt, unless
+it equals the present memory.
 
 Guaranteed: a prompt never exceeds `required_context`, with two memories in `RetrievalPolicy`; only replies are parsed.
 Not covered: several recalls in a turn; several questions on one reading in `RetrievalPolicy`.
@@ -280,8 +272,6 @@ class RetrievalPolicy(OverwritePolicy):
     """`jaccard`: the published baseline's; `words`, `tfidf`, `bm25`."""
     min_similarity: float | None = 0.0
     """A memory must be more similar to the question than this; null takes the top one even at 0."""
-    look_up: Literal["every", "answer"] = "every"
-    """In `every` prompt, or only in the `answer` prompt."""
 
     def slot_tokens(self, codec: Codec) -> int:
         """Those of `overwrite` plus one more memory, on a separate line."""
@@ -295,7 +285,7 @@ class RetrievalPolicy(OverwritePolicy):
         history = MemoryHistory(RETRIEVERS[self.retriever](), self.min_similarity)
         chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
-            past = self._past(problem.question, memory, history, model) if self.look_up == "every" else Prompt(())
+            past = self._past(problem.question, memory, history, model)
             values = {"question": question, "memory": _both(memory, past)}
             completion = await self.read(index, chunks, values, read, model)
             if index:  # the overwritten memory becomes a past one

@@ -70,7 +70,6 @@ def check_entries(name: str, folder: Path) -> None:
 
 
 def _inside(link: Path, folder: Path) -> bool:
-    """True if a link ends inside its folder, or in the blobs of the hub's cache."""
     try:
         target, home = link.resolve(strict=True), folder.resolve()
     except (OSError, RuntimeError):  # broken, or in a circle
@@ -89,17 +88,14 @@ def read_object(name: str, file: Path) -> dict[str, Any]:
         reason = str(error) if isinstance(error, ValueError) else type(error).__name__
         raise ModelError(f"model {name}: {file.name} is not valid JSON ({reason})") from None
     if not isinstance(value, dict):
-        raise ModelError(f"model {name}: {file.name} has {_kind(value)}, but needs a JSON object")
+        kind = {list: "an array", type(None): "null"}.get(type(value), f"a {type(value).__name__}")
+        raise ModelError(f"model {name}: {file.name} has {kind}, but needs a JSON object")
     return value
 
 
 def _number(value: dict[str, Any]) -> Any:
     """The number that transformers writes as {"__float__": "Infinity"}; other objects unchanged."""
     return float(str(value["__float__"])) if value.keys() == {"__float__"} else value
-
-
-def _kind(value: object) -> str:
-    return {list: "an array", type(None): "null"}.get(type(value), f"a {type(value).__name__}")
 
 
 def token_ids(value: object) -> tuple[int, ...]:
@@ -143,19 +139,10 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_LAYERS = 1024
 MAX_HEADER_BYTES = 100 << 20  # limit of the format
 _WIDTHS = frozenset(
-    [
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "moe_intermediate_size",
-        "head_dim",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "n_embd",
-        "n_head",
-        "n_inner",
-        "d_model",
-    ]
+    str.split(
+        "vocab_size hidden_size intermediate_size moe_intermediate_size head_dim num_attention_heads "
+        "num_key_value_heads n_embd n_head n_inner d_model"
+    )
 )
 _LAYERS = frozenset(["num_hidden_layers", "n_layer", "num_layers"])
 _COUNTS = _WIDTHS | _LAYERS | {"max_position_embeddings", "n_positions"}

@@ -36,19 +36,11 @@ from palimpsest.models.model_files import (
 # ---- Models of the Hugging Face hub --------------------------------------------------------------------------
 
 
-TEXTS = (
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab*",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece*.model",
-    "chat_template*",
-    "model.safetensors.index.json",
+TEXTS = tuple(
+    str.split(
+        "config.json generation_config.json adapter_config.json tokenizer* special_tokens_map.json added_tokens.json "
+        "vocab* merges.txt spiece.model sentencepiece*.model chat_template* model.safetensors.index.json"
+    )
 )
 """Patterns of downloaded files other than weights."""
 _PATIENCE_S = 10.0
@@ -73,7 +65,6 @@ def cached_tokenizer(name: str) -> Path | None:
 
 
 def _cached_with(name: str, file: str) -> Path | None:
-    """The folder of a hub model in the local cache, if `file` is there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -120,13 +111,8 @@ def _first(error: Exception) -> str:
 # ---- Lookup of a model by name -------------------------------------------------------------------------------
 
 
-_TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "vocab.json",
-    "vocab.txt",
+_TOKENIZERS = tuple(
+    str.split("tokenizer.json tokenizer.model spiece.model sentencepiece.bpe.model vocab.json vocab.txt")
 )
 _LAYER_NAME = re.compile(r"[\w.-]+")
 _OBJECTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json")

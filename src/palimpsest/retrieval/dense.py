@@ -14,8 +14,10 @@ of a ranking, where faiss and numpy may differ.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -28,16 +30,7 @@ from palimpsest.retrieval import index_folder
 from palimpsest.retrieval.index_folder import PassageStore, top, written
 from palimpsest.retrieval.search import Hit
 
-
-def _installed() -> Any:
-    try:
-        import faiss
-    except ModuleNotFoundError:
-        return None
-    return faiss
-
-
-faiss = _installed()
+faiss: Any = importlib.import_module("faiss") if find_spec("faiss") else None
 
 KIND = "dense/1"
 SPARE = 16
@@ -57,11 +50,9 @@ class Encoder(Protocol):
     @property
     def identity(self) -> Mapping[str, Any]:
         """JSON object that determines the vectors: another identity needs another index."""
-        ...
 
     def encode(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> np.ndarray:
         """[B, D] float32."""
-        ...
 
 
 class DenseIndex:

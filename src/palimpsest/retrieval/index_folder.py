@@ -83,16 +83,14 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     if not isinstance(manifest, dict) or not {"kind", "made_of", "files"} <= manifest.keys():
         raise DataError(f"{folder / MANIFEST}: not the manifest of an index; choose another folder")
     digests, made_of = manifest["files"], manifest["made_of"]
-    named = (
-        isinstance(digests, dict) and digests and all(_is_name(n) and isinstance(d, str) for n, d in digests.items())
-    )
+    named = isinstance(digests, dict) and digests and all(_is_name(n, d) for n, d in digests.items())
     if not isinstance(manifest["kind"], str) or not isinstance(made_of, dict) or not named:
         raise DataError(f"{folder / MANIFEST}: damaged; delete the folder and build it again")
     return manifest
 
 
-def _is_name(name: str) -> bool:
-    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+def _is_name(name: str, digest: Any) -> bool:
+    return isinstance(digest, str) and name not in ("", ".", "..") and "/" not in name and "\0" not in name
 
 
 def _matches(folder: Path, kind: str, made_of: Mapping[str, Any] | None) -> bool:

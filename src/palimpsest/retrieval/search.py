@@ -1,18 +1,13 @@
 """Search interface of an agent (queries in, ranked passages out, concurrent queries batched), and BM25 on disk.
 
-    LocalSearch    an index in this process, queried in a thread
-    DirectSearch   a small index queried on the event loop
-    RemoteSearch   a retrieval server (retrieval/search_client.py)
-
 `Coalescer` answers the queries of many callers in few calls. Queries that arrive while a call runs wait for the next
 call, which takes all of them up to a bound. A query that can start immediately never waits.
 
     running=1    caller A  |--call [a]--|--call [b c d]--|
                  B, C, D      b c d wait
 
-The BM25 index is bm25s for the scores and one file of passages, both memory-mapped. Lucene's variant: idf =
-ln(1 + (N - n + 0.5) / (n + 0.5)), k1 = 1.5, b = 0.75. Words are runs of letters and digits, casefolded; no stemming, no
-stop words ("The Who" is a query). A repeated query word counts twice.
+The BM25 index is bm25s for the scores and one file of passages, both memory-mapped. Words are runs of letters and
+digits ("The Who" is a query). A repeated query word counts twice.
 
 Guaranteed: each caller gets the answers to its queries, in order; an error reaches all callers of a call, except an
 error that one caller may have caused (`divide`): each caller is then queried separately; a cancelled caller does not
@@ -55,7 +50,6 @@ class Search(Protocol):
 
     async def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """At most `topk` hits for each query, best first. Raises SearchError if the service can't answer."""
-        ...
 
 
 class Index(Protocol):

@@ -57,8 +57,6 @@ class RemoteSearch(JsonClient):
         return await self._requests.ask(queries, topk)
 
     async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """Send one request, with retries after temporary failures."""
-
         def read(answer: Any) -> list[list[Hit]]:
             found = [[Hit(dict(hit["document"]), float(hit["score"])) for hit in hits] for hits in answer["result"]]
             if len(found) != len(queries):

@@ -1,10 +1,5 @@
 """Grades from string comparison: exact match, F1 and containment, for one answer or several questions.
 
-    exact        normalized texts are equal
-    f1           overlap of normalized words; yes, no and noanswer count whole or not at all
-    contains     the words of one occur in the other, whole and consecutive
-    published_*  the exact rules of MemAgent's code, for comparison with its figures
-
 Training and evaluation share one extraction and one set of metrics. A search agent answers after `FINAL_ANSWER:`
 (MemAct, arXiv 2510.12635). If `metadata["objectives"]` names several questions, the answer is a JSON object, and the
 breakdown has both values, with em, f1 and sub_em as means over the questions:
@@ -65,7 +60,7 @@ def exact(answer: str, gold: str) -> float:
 
 
 def f1(answer: str, gold: str) -> float:
-    """Harmonic mean of word precision and recall.
+    """Harmonic mean of word precision and recall; yes, no and noanswer count whole or not at all.
 
     >>> round(f1("Barack Hussein Obama", "Barack Obama"), 2), f1("yes", "yes it is")
     (0.8, 0.0)
@@ -246,7 +241,6 @@ class AnswerJudge(Protocol):
 
     async def value(self, question: str, golds: Sequence[str], answer: str, absent: bool = False) -> tuple[float, bool]:
         """The value of an answer, 0.0 to 1.0, and True for the verdict "partial". Raises JudgeError."""
-        ...
 
     async def close(self) -> None: ...
 

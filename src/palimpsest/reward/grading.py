@@ -9,14 +9,9 @@
 
 Evaluation uses only the answer (`reward.answer`), training the whole `reward`. Only a call that waits is a coroutine,
 so simple layers need none. `graded` splits an episode with several questions, so that graders and layers see one
-question with its golds and its answer, and averages:
-
-    question_1, question_2...   in the breakdown: the value of each answer
-    questions                   how many there are
-    every other part            the mean over the questions that have it
-
-If one question cannot be graded (its judge is down), the whole episode is ungraded, with the reason: a mean over the
-others would compare rollouts of a group by different questions.
+question with its golds and its answer, and averages the values and the parts of the breakdown. If one question cannot
+be graded (its judge is down), the whole episode is ungraded, with the reason: a mean over the others would compare
+rollouts of a group by different questions.
 
 Guaranteed: the event loop is free while a grade is awaited; an error of a shipped grader propagates unchanged; a
 problem of one question gets its grader's grade unchanged; an ungraded episode skips all layers and stays ungraded.
@@ -117,7 +112,6 @@ class Grades(Protocol):
 
     def grade(self, problem: Problem, trajectory: Trajectory) -> Grade | Awaitable[Grade]:
         """The grade of a trajectory, or the reason for its absence."""
-        ...
 
 
 class Layer(Protocol):
@@ -125,7 +119,6 @@ class Layer(Protocol):
 
     def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade | Awaitable[Grade]:
         """`grade`, which has a value, with the layer's changes to the value, the breakdown or single turns."""
-        ...
 
 
 async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Grade:

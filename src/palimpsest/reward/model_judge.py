@@ -10,15 +10,9 @@ its verdict:
   it in its reason without escapes;
 - the last verdict counts. Without a verdict, the judge gets one more request, then the episode is ungraded.
 
-All prompts share the opening, which declares the judged text to be data, and the form of the reply. The criteria
-differ:
-
-    default    another wording is right, several answers to choose from are not
-    lenient    generous, as much of the field judges: a mention of the right answer passes
-    strict     exactly one answer, in full
-    rubric     the reference is a point that the answer has to make, or must not make
-    a text     custom criteria from a file (reward.judge.prompt=my.txt)
-    ABSTENTION in place of all of these, for a question whose data set declares an abstention (`types.GRADING`)
+All prompts share the opening, which declares the judged text to be data, and the form of the reply. The criteria are
+one of `CRITERIA` or a custom text, in either case `ABSTENTION` for a question whose data set declares one
+(`types.GRADING`).
 
 The cache is an append-only file with one JSON object per line.
 
@@ -81,7 +75,6 @@ class VerdictCache:
             os.close(descriptor)
 
     def _read_on(self) -> None:
-        """Read the complete lines appended since the last look."""
         try:
             with self.path.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -208,7 +201,6 @@ Message = Mapping[str, str]
 class ChatModel(Protocol):
     async def complete(self, messages: Sequence[Message]) -> tuple[str, bool]:
         """The text of the completion, and True if `max_tokens` cut it. Raises JudgeError."""
-        ...
 
     async def close(self) -> None: ...
 

@@ -157,10 +157,8 @@ def _runs(turns: Sequence[Turn]) -> list[list[tuple[int, Turn]]]:
 
 
 def _extends(prompt_ids: Tokens, previous: Turn) -> bool:
-    size, sampled = len(previous.prompt_ids), len(previous.completion.token_ids)
-    return (
-        prompt_ids[:size] == previous.prompt_ids and prompt_ids[size : size + sampled] == previous.completion.token_ids
-    )
+    before = previous.prompt_ids + previous.completion.token_ids
+    return prompt_ids[: len(before)] == before
 
 
 def _segment(run: list[tuple[int, Turn]], number: int, prefixes: _PrefixTree) -> Segment:

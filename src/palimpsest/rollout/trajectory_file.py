@@ -3,17 +3,9 @@
 Each frame contains the whole lines of one group, so a file cut anywhere loses only the frame that was cut.
 `zstdcat FILE | jq .outcome` reads it as well. A file whose name doesn't end in .zst contains plain lines, the format of
 handwritten scripted episodes. `frame_spans` and `frame_end` walk from block to block of a frame, each of which states
-its size (RFC 8878, section 3.1), without decompressing.
-
-    line    {"format": 2, "group_id", "rollout", "problem": {...}, "outcome", "answer", "grade", "turns", "events"}
-            and "as_text": ["events.0.detail.size", ...] where something was written as text
-    turn    {"step", "name", "prompt_ids", "token_ids", "logprobs", "stop_reason", "policy_version", "notes",
-             "spans": {"memory": [12, 40], "section": [44, 300], "result:p2d33w": [310, 402], ...}}
-    event   {"kind", "before_turn", "detail": {...}}, the kinds and their details as in events.py
-
-Fields added later are optional and read with a default, without a new format number. A problem with several questions
-has `questions`, and the line `answers`. `key` is that of the group's draws. A record outside of its run names the
-tokenizer of its ids (`tokenizer`: `Codec.digest`).
+its size (RFC 8878, section 3.1), without decompressing. docs/reference/files.md has the fields of a line. Fields added
+later are optional and read with a default, without a new format number. A record outside of its run names the tokenizer
+of its ids (`tokenizer`: `Codec.digest`).
 
 Guaranteed: equal groups give equal bytes; every token id, log-probability, note and event comes back as written. Values
 outside JSON (bytes, NaN, an integer beyond 64 bits...) are written as text, with their path under `as_text`. The reader

@@ -1,24 +1,12 @@
-r"""Answer normalization for comparison: TeX, HTML, case and punctuation removed.
+"""Answer normalization for comparison: TeX, HTML, case and punctuation removed.
 
     fold        ignores case, unicode form, invisible characters, TeX and HTML markup and spaces
     normalize   fold, and also ignores marks without meaning and English articles
     squad       SQuAD's rule to the letter, as in the published evaluations (arXiv 1606.05250)
     hendrycks   the clean-up of Hendrycks-MATH in MemAgent's training reward (arXiv 2103.03874)
 
-`fold` removes TeX and HTML markup and keeps what has meaning:
-
-    \text{Paris}  \underline{Paris}  {\bf Paris}  $Paris$  <b>Paris</b>      Paris
-    \frac{1}{2}   x^{2}  x<sup>2</sup>  H_2O  90^\circ  \le 5  \$5  \%       1/2  x^2  x^2  H2O  90°  ≤ 5  $5  %
-
-`normalize` removes dress and keeps signs:
-
-    dress    quotes, brackets, sentence marks, apostrophes, emphasis (*x*, _x_, `x`), bullets, hyphens in words,
-             periods of abbreviations, commas between thousands, a plus before a number, articles before a word
-    signs    a mark that touches a number or is an operator: 3.5  -3  1/2  <5  5%  $5  10:30  1986-2013  192.168.1.1  5!
-             x^2; a mark that belongs to a name: C++  C#  A+  A-  AT&T  @user  snake_case  vitamin A
-
-Brackets and marks between words separate them, "Paris,France" is two words; a hyphen or an apostrophe does not, "Wi-Fi"
-is "WiFi". An operand is a digit or a single letter.
+`normalize` keeps a mark that touches a number, is an operator or belongs to a name; docs/reference/metrics.md lists
+what it removes and keeps. An operand is a digit or a single letter.
 
 Decimal digits of any script are ASCII digits; the Arabic tatweel is removed. In scripts without spaces (Chinese,
 Japanese, Thai, Lao, Burmese, Khmer), and in Korean as in KorQuAD's F1, `tokens` counts a character as a word.

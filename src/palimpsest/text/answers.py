@@ -1,18 +1,10 @@
 r"""Answer extraction from a model's reply: `\boxed{}`, "the answer is", `FINAL_ANSWER:`.
 
-Training and evaluation share it. The first matching rule wins, on the text after the last thinking (reply_tags.py):
-
-    boxed      the last `\boxed{...}` or `\fbox{...}`; without one the last `\boxed x`, to `$` or the end of its line
-    answer_is  the rest of the line after the last "the answer is" ("the final answer is", "the correct answer is"), or
-               the next line with text if nothing follows
-
-A box whose brace never closes is read to the end of its line: models drop it, or run out of budget. Unclosed thinking
-contains no answer. A search agent's last turn has `FINAL_ANSWER:` and the answer (MemAct, arXiv 2510.12635):
-
-    one question        the text after the marker
-    several questions   a JSON object after the marker, one key a question: {"Q1": "...", "Q2": "..."}
-
-A space, a line break or nothing may follow the marker. The authors' code requires exactly one space.
+Training and evaluation share it. The first rule that matches the text after the last thinking (reply_tags.py) wins:
+`last_box`, then `stated_answer`. A box whose brace never closes is read to the end of its line: models drop it, or run
+out of budget. Unclosed thinking contains no answer. A search agent's last turn has `FINAL_ANSWER:` and the answer, or a
+JSON object with one key per question (MemAct, arXiv 2510.12635). A space, a line break or nothing may follow the
+marker. The authors' code requires exactly one space.
 
 Guaranteed: linear time; no search agent's text raises an error; the last box or marker counts, also an empty one, so
 that many guesses are one guess; a box in a box is part of the outer one; JSON is read strictly, up to `MAX_CHARS`.
@@ -66,7 +58,7 @@ def extract(text: str) -> Extracted | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""Content of the last box.
+    r"""Content of the last `\boxed{...}` or `\fbox{...}`; without one of the last `\boxed x`, to `$` or its line's end.
 
     >>> last_box(r"\boxed{a {nested} one}"), last_box(r"\boxed{cut sh"), last_box(r"$\boxed 5$"), last_box("none")
     ('a {nested} one', 'cut sh', '5', None)
@@ -126,7 +118,8 @@ def only_box(text: str) -> str | None:
 
 
 def stated_answer(text: str) -> str | None:
-    """The text after the last "the answer is" on its line, without the emphasis, quotes and period around it.
+    """The text after the last "the answer is" on its line, or the next line with text, without the emphasis, quotes and
+    period around it.
 
     >>> [stated_answer(f"The answer is {said}") for said in ("**Paris.**", "$5.", "$5$", "3*4!", ":\\n\\nParis")]
     ['Paris', '$5', '5', '3*4', 'Paris']

@@ -249,7 +249,7 @@ class Codec:
         """[T] ids of data text; never a control token."""
         if (cached := self._long.get(text)) is not None:
             return cached
-        ids = self._ids(valid(text))
+        ids = _ids(self._data, valid(text))
         if not self.control_ids.isdisjoint(ids):
             ids = self._encode_by_halves(valid(text))
         return ids if len(ids) < _LONG else self._long.add(text, ids)
@@ -292,18 +292,14 @@ class Codec:
         """`ids` without control tokens: a completion's text, safe to put into another prompt."""
         return tuple(filterfalse(self.control_ids.__contains__, ids))
 
-    def _ids(self, text: str) -> list[int]:
-        return _ids(self._data, text)
-
     def _encode_by_halves(self, text: str) -> list[int]:
         """Cut a text until no piece encodes to a control token of the vocabulary."""
         if len(text) <= 1:
-            ids = self._ids(text)
-            return [i for i in ids if i not in self.control_ids]
+            return [i for i in _ids(self._data, text) if i not in self.control_ids]
         middle = len(text) // 2
         result: list[int] = []
         for half in (text[:middle], text[middle:]):
-            ids = self._ids(half)
+            ids = _ids(self._data, half)
             result += ids if self.control_ids.isdisjoint(ids) else self._encode_by_halves(half)
         return result
 

@@ -141,10 +141,7 @@ class Table(Sequence[Mapping[str, Any]]):
     def __repr__(self) -> str:
         cells = [list(self.shown), *self._shown()]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.shown))]
-        lines = [
-            "  ".join(_padded(cell, width, i > 0) for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
-            for row in cells
-        ]
+        lines = ["  ".join(f"{cell:{'>' if i else '<'}{widths[i]}}" for i, cell in enumerate(row)) for row in cells]
         return "\n".join([*(line.rstrip() for line in lines), *self._note()])
 
     def _repr_html_(self) -> str:
@@ -171,7 +168,3 @@ def _text(value: Any) -> str:
         return f"{value:,.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _padded(text: str, width: int, right: bool) -> str:
-    return text.rjust(width) if right else text.ljust(width)

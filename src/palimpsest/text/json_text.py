@@ -180,7 +180,6 @@ def as_json(text: str, start: int, stop: int, notation: re.Pattern[str] | None =
 
 
 def _unescaped(escape: re.Match[str]) -> str:
-    """An escape of Python or JSON; an unknown one stays."""
     return _ESCAPES.get(escape[1], escape[0]) if len(escape[1]) == 1 else chr(int(escape[1][1:], 16))
 
 

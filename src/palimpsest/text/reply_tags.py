@@ -160,7 +160,6 @@ def find_tags(text: str, names: Sequence[str]) -> list[TagContent] | Fault:
 
 
 def _tags_within(text: str, start: int, end: int, tag: re.Pattern[str]) -> list[TagContent] | Fault:
-    """The parts in characters [start, end), which contain no thinking."""
     contents: list[TagContent] = []
     opened: re.Match[str] | None = None
     for match in tag.finditer(text, start, end):

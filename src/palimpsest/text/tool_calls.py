@@ -196,7 +196,6 @@ class _CallReader:
 
 
 def _name_and_arguments(value: Any, argument_keys: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a call in JSON; ignores `id` and `type`."""
     present = [key for key in argument_keys if key in value]
     if "name" not in value or not present:
         lacking = argument_keys[0] if "name" in value else "name"
@@ -232,7 +231,6 @@ _TAG = re.compile("<(/?)tool_call>")
 
 
 def _find_tagged(reader: _CallReader, start: int, read: Callable[..., None]) -> None:
-    """Calls between <tool_call> and </tool_call>, each read by `read`."""
     text = reader.text
     while (tag := _TAG.search(text, start)) is not None:
         start = tag.end()

@@ -32,7 +32,7 @@ from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.training.step_metrics import Metrics, group_metrics, rates
-from palimpsest.types import Grade, Group, Problem, Trajectory
+from palimpsest.types import Grade, Group, Trajectory
 
 if TYPE_CHECKING:
     from palimpsest.data.sources.file_source import ProblemSource
@@ -100,7 +100,9 @@ class Collector:
         groups = await self._groups(step, size)
         for where, text in take_tracebacks().items():
             self.folder.event("user_code_failed", step=step, where=where, traceback=text)
-        _refuse_ungraded(step, groups, self._advice(groups))
+        if not _any_graded(groups):
+            reason = why_ungraded(groups) or "0 of 0: the source returned no problems"
+            raise RunError(f"step {step}: no episode has a grade; {reason}{_why(groups)}{self._advice(groups)}")
         seconds = time.perf_counter() - start
         sampled = sum(episode.sampled_tokens for group in groups for episode in group.trajectories)
         speculation = self.player.speculation
@@ -135,7 +137,9 @@ class Collector:
     async def _play(self, step: int, count: int, round_number: int, size: int | None) -> list[Group]:
         # Sources count steps from 0: the first epoch starts with the first step.
         problems = self.source.problems(step=step - 1, count=count, round=round_number, size=size)
-        self._admit(problems)
+        variant = self.player.variant
+        for policy in (self.player.policy, *([variant.policy] if variant else ())):
+            admit_all(policy, problems, self.player.codec, self.player.sampler.max_context)
         stage = "rollout" if round_number == 0 else f"refill {round_number}"
         done = Counter[str]()
 
@@ -157,11 +161,6 @@ class Collector:
             return ""
         tries = "" if name.startswith(OBJECT) else f" `palimpsest check {name}` tries it,"
         return f";{tries} tracebacks are in {self.folder.path / EVENTS}"
-
-    def _admit(self, problems: Sequence[Problem]) -> None:
-        variant = self.player.variant
-        for policy in (self.player.policy, *([variant.policy] if variant else ())):
-            admit_all(policy, problems, self.player.codec, self.player.sampler.max_context)
 
     def _report_refills(self, step: int, usable: int, wanted: int, played: Sequence[Group]) -> None:
         self.folder.event("refills_used_up", step=step, kept=usable, wanted=wanted, played=len(played))
@@ -185,13 +184,6 @@ def _why_silent(groups: Sequence[Group]) -> str:
         episodes = sum(len(group.grades) for group in groups)
         return f"some of {episodes} episodes have no grade ({ungraded}{_why(groups)}); among the others {same}"
     return f"{same}: the problems are too hard or too easy, or the reward is constant"
-
-
-def _refuse_ungraded(step: int, groups: Sequence[Group], advice: str) -> None:
-    if _any_graded(groups):
-        return
-    reason = why_ungraded(groups) or "0 of 0: the source returned no problems"
-    raise RunError(f"step {step}: no episode has a grade; {reason}{_why(groups)}{advice}")
 
 
 def why_ungraded(groups: Sequence[Group]) -> str:

@@ -22,9 +22,6 @@ from palimpsest.runs.loggers import LoggerSet
 from palimpsest.training.collect import Batch
 from palimpsest.training.step_metrics import Metrics, credit_metrics, learner_metrics
 
-# ---- Skipped optimizer steps and gradients that are not finite -----------------------------------------------
-
-
 _SHOWN = 3  # quantities that a message names
 
 
@@ -81,9 +78,6 @@ def reason(update: UpdateStats) -> str:
     numbers = {"loss": update.loss, **update.token_sums, **update.maxima}
     wrong = [f"{name.removesuffix('_sum')} {value}" for name, value in numbers.items() if not math.isfinite(value)]
     return ", ".join(wrong[:_SHOWN]) or f"the loss is {update.loss:.3g}, its gradient overflows"
-
-
-# ---- Optimizer steps of a batch ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

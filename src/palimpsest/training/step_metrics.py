@@ -1,29 +1,4 @@
-"""Training metrics of a step, and measures of an episode of an agent with tools.
-
-| key | meaning |
-|---|---|
-| reward/mean, reward/std | over graded episodes of every group, dropped ones included; population spread |
-| reward/mean_variant, reward/mean_plain | of episodes with `train.variant`'s options; of the others |
-| episode/variant_share | share of the former, if there are any |
-| grade/em, grade/f1... | mean of each part of the grades' breakdown |
-| groups/played, groups/with_signal | number of groups; share with an advantage other than 0 |
-| episode/turns, sampled_tokens, prompt_tokens | mean per episode |
-| episode/documents_cut | episodes that omitted a part of their document (`max_chunks`, the window) |
-| outcome/answered, outcome/... | episodes with this outcome |
-| memory/tokens, memory/copy_fidelity... | metrics/memory_metrics.py, over all episodes |
-| tool/prunes, tool/context_tokens... | the table below, over episodes without the variant |
-| curriculum/chunks, credit/..., policy/..., sampler/..., optim/..., eval/... | see training/optimizer_steps.py |
-
-Measures of an episode, the same in training and in evaluation:
-
-| key | meaning |
-|---|---|
-| prunes, prune_refused | executed deletions of history; rejected ones |
-| tool_calls | executed calls of tools |
-| tool_errors, tool_errors_malformed, ..._unreadable... | errors reported to the model; by kind |
-| context_tokens, context_tokens_max | prompt tokens of a turn: mean and largest |
-| input_tokens, sampled_tokens | sums over all turns; prefixes counted per turn |
-| segments | training rows of the episode |
+"""Training metrics of a step, and measures of an episode of an agent with tools (docs/reference/metrics.md).
 
 Guaranteed: step metrics are a function of the groups; an unknown metric is absent, never 0. Measures come only from
 events (`ToolCalled`, `ToolFailed`, `Pruned`, `PruneRefused`) and turns; an episode without `context_tokens` in its
@@ -56,7 +31,7 @@ KINDS = ("malformed", "unreadable", "unknown_tool", "bad_arguments", "timeout", 
 
 
 def tool_measures(trajectory: Trajectory) -> dict[str, float]:
-    """The table above for one episode; empty for agents without tools.
+    """Tool metrics (docs/reference/metrics.md) of one episode; empty for agents without tools.
 
     >>> from palimpsest.events import Event
     >>> from palimpsest.types import Completion, Outcome, StopReason, Turn
@@ -109,7 +84,7 @@ Metrics = dict[str, float]
 
 
 def group_metrics(groups: Sequence[Group], codec: Codec, credit: CreditConfig) -> Metrics:
-    """All rows of the table above except the last."""
+    """Metrics of groups before the learner: rewards, outcomes, memories and tools (docs/reference/metrics.md)."""
     rewards = [grade.value for group in groups for grade in group.grades if grade.value is not None]
     episodes = [trajectory for group in groups for trajectory in group.trajectories]
     rule = build_rule(credit)
@@ -155,13 +130,9 @@ def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
         "episode/turns": mean(float(len(episode.turns)) for episode in episodes),
         "episode/sampled_tokens": mean(float(episode.sampled_tokens) for episode in episodes),
         "episode/prompt_tokens": mean(float(episode.prompt_tokens) for episode in episodes),
-        "episode/documents_cut": float(sum(map(document_cut, episodes))),
+        "episode/documents_cut": float(sum(bool(of_type(one.events, DocumentTruncated)) for one in episodes)),
         **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
     }
-
-
-def document_cut(trajectory: Trajectory) -> bool:
-    return any(event.kind == DocumentTruncated.kind for event in trajectory.events)
 
 
 def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:

@@ -33,7 +33,7 @@ from palimpsest.app.datasets.question_splits import (
 )
 from palimpsest.data.assemble import Corpus, Order, Placing, assemble
 from palimpsest.data.formats.problem_files import write_problems
-from palimpsest.data.record import Objective, Record, search_problem
+from palimpsest.data.record import Record, search_problem
 from palimpsest.data.set_manifest import write_manifest
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.progress.reporter import Progress, Silent, Tick
@@ -256,7 +256,7 @@ def _groups(order: Sequence[Record], size: int, count: int | None) -> list[Seque
 
 def _searched(groups: Sequence[Sequence[Record]]) -> Iterator[Problem]:
     for group in groups:
-        objectives = [Objective(record.question, record.answers) for record in group]
+        objectives = [Question(record.question, record.answers) for record in group]
         yield search_problem(_name(group), objectives)
 
 

@@ -72,13 +72,9 @@ def _taken() -> tuple[bytes, str]:
     return _TEXT, "\n\n".join(texts)
 
 
-def _main() -> None:
-    seconds = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+if __name__ == "__main__":
+    limit = int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     kind, text = _taken()
     sys.stdout.buffer.write(kind + text.encode("utf-8", "replace"))
-
-
-if __name__ == "__main__":
-    _main()

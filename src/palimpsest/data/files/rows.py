@@ -2,16 +2,11 @@
 
 JSON is a list of objects, objects one after another, or an object with the list under `data`, `train`, `rows`...
 The suffix identifies CSV and TSV, the content other files. Rows also come from folders of plain text (text_files.py),
-from Python objects (plugins.py), and from the Hugging Face hub or folders of its layout, with the package `datasets`:
+from Python objects (plugins.py), and from the Hugging Face hub or folders of its layout, with the package `datasets`
+(`hub:owner/name:configuration@split`). Hub rows are streamed. `datasets` rejects data sets that are scripts, so a data
+set's code never runs.
 
-    hub:owner/name                   its only split
-    hub:owner/name@validation        a split
-    hub:owner/name:distractor@train  a configuration and a split
-
-Hub rows are streamed. `datasets` rejects data sets that are scripts, so a data set's code never runs.
-
-A CSV cell is text (`007`, `=1+1`, `NA`), an empty one is absent; a JSON object, or list of texts or objects, is read as
-such. The separator is a tab in `.tsv`, otherwise the commonest of comma, semicolon and tab in the header.
+The separator of CSV is a tab in `.tsv`, otherwise the commonest of comma, semicolon and tab in the header.
 
 Guaranteed: memory contains one row and its read buffer (parquet: one batch; compressed parquet, and rows under `data`:
 all of it); every row has a location for error messages; a file that is truncated, malformed or not UTF-8 raises
@@ -221,8 +216,7 @@ Kind = Literal["array", "lines", "parquet", "table", "folder", "hub", "given"]
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of `path` in order. Raises DataError at an invalid row,
-    not earlier."""
+    """The rows of `path` in order. Raises DataError at an invalid row, not earlier."""
     kind = sniff(path)
     rows = table(path) if kind == "table" else _READERS[kind](path)
     index = -1
@@ -332,10 +326,11 @@ class _JsonReader:
             try:
                 value, end = _DECODER.raw_decode(self.text, self.at)
             except json.JSONDecodeError as error:
-                if not self.ended and _may_go_on(error):
+                cut = error.msg.startswith("Unterminated string")
+                if not self.ended and (cut or error.pos >= len(error.doc) - 8):  # or a literal or an escape cut in two
                     self._more()
                     continue
-                if self.ended and _stops_inside(error):
+                if self.ended and (cut or not set("]}") & set(error.doc[error.pos :])):
                     self.at = len(self.text)
                     self.cut_short()
                 self.at = error.pos
@@ -364,15 +359,6 @@ class _JsonReader:
 
 
 _DECODER = json.JSONDecoder()
-
-
-def _may_go_on(error: json.JSONDecodeError) -> bool:
-    """True if more text could complete the value: an open string, or a literal or escape cut in two at the end."""
-    return error.msg.startswith("Unterminated string") or error.pos >= len(error.doc) - 8
-
-
-def _stops_inside(error: json.JSONDecodeError) -> bool:
-    return error.msg.startswith("Unterminated string") or not set("]}") & set(error.doc[error.pos :])
 
 
 def _lines(path: Path) -> Iterator[tuple[Any, str]]:

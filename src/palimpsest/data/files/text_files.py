@@ -1,21 +1,8 @@
 """Text files: a user's files as one document, folders of plain text, errors for other encodings.
 
-    .html .htm .xhtml       the visible text, one line per block
-    .jsonl                  one passage per row: its `text` (`content`, `body`, `passage`), under its `title` if any
-    .gz .zst                each of these, compressed
-    .pdf                    the text of its pages (needs the extra `pdf`)
-    anything else           unchanged, if it is UTF-8 text: .txt, .md, source code
-    a folder                its files with these endings, .txt and .md, sorted by name, including subfolders
-    -                       standard input, as plain text
-
-With several files, each starts with a line of its name; `TextDocument.locate` maps a piece to its file and position.
-Positions count characters of the file (without a byte-order mark) or, for HTML, JSON lines and PDF, of the extracted
-text. A folder may also be a corpus, or contain documents with questions about them:
-
-    book/                    as data.corpus, or the corpus of a search index: every text file is a passage
-      frankenstein.txt
-      rome.md
-      questions.jsonl        as data.train_files: {"question": ..., "answers": [...], "document": "frankenstein.txt"}
+docs/how-to/ask.md lists the kinds of files; .gz and .zst are each of these, compressed. `TextDocument.locate` maps a
+piece to its file and position in characters, without a byte-order mark. A folder may also be a corpus, or contain
+documents with questions about them (docs/reference/data-formats.md).
 
 Guaranteed: the same files give the same document; an unreadable file is an error with its name, never skipped;
 `TextDocument.skipped` names a folder's files with other endings; nothing
@@ -224,14 +211,8 @@ def document_of(texts: Sequence[tuple[str, str]]) -> TextDocument:
     """
     for name, text in texts:
         if not text.strip():
-            raise DataError(f"{name}: has no text{_SCANNED if name.endswith('.pdf') else ''}")
-    return _joined(texts)
-
-
-_SCANNED = "; a scan needs text recognition (e.g. ocrmypdf) first"
-
-
-def _joined(texts: Sequence[tuple[str, str]]) -> TextDocument:
+            scanned = "; a scan needs text recognition (e.g. ocrmypdf) first" if name.endswith(".pdf") else ""
+            raise DataError(f"{name}: has no text{scanned}")
     if len(texts) == 1:
         name, text = texts[0]
         return TextDocument(text, (DocumentPart(name, 0, len(text)),))

@@ -1,15 +1,8 @@
-"""Benchmark formats: published evaluation and training files with fixed contexts or none.
+"""Benchmark formats: published evaluation and training files with fixed contexts or none (format_registry.py).
 
-    longbench_v2      LongBench v2 (arXiv 2412.15204): question, choice_A to choice_D, answer, context
-    memoryagentbench  MemoryAgentBench (arXiv 2507.05257): context, questions, answers (a list per question), metadata
-    locomo            LoCoMo (arXiv 2402.17753): conversation of dated sessions, qa
-    beam              BEAM (arXiv 2510.27246): chat in batches of messages, probing_questions with rubrics
-    memagent          MemAgent's train parquet: prompt, context, reward_model.ground_truth, extra_info
-    memact            MemAct's RL parquet: prompt, reward_model.ground_truth, extra_info.question; one or several
-    memagent_eval     MemAgent's and ReMemR1's eval_{N}.json: context, input, answers, num_docs, index
-    vime              vime JSONL: prompt, label, metadata{context, ground_truth}
+LongBench v2 (arXiv 2412.15204), MemoryAgentBench (arXiv 2507.05257), LoCoMo (arXiv 2402.17753), BEAM (arXiv
+2510.27246), and the files of MemAgent, ReMemR1, MemAct and vime.
 
-Guaranteed: every row becomes a record with a nonblank question, or raises DataError.
 Not covered: LoCoMo's pictures (only captions are read) and its unanswerable questions of category 5 (omitted); further
 metadata of MemoryAgentBench.
 """
@@ -67,12 +60,6 @@ def memoryagentbench(row: Row, fallback: str) -> Record:
         fields.text(row, fields.get(row, row.values, "context"), "context", blank=True),
         {"source": source} if source else {},
     )
-
-
-def is_memoryagentbench(values: Mapping[str, Any]) -> bool:
-    """True if `questions` is a list of texts."""
-    listed = values["questions"]
-    return isinstance(listed, list) and bool(listed) and isinstance(listed[0], str)
 
 
 def locomo(row: Row, fallback: str) -> Record:
@@ -233,7 +220,7 @@ def memact(row: Row, fallback: str) -> Record:
     pairs = zip(questions, answers.values(), strict=True)
     problem = record.search_problem(
         fields.identity(row, fallback),
-        [record.Objective(question, (gold,)) for question, gold in pairs],
+        [Question(question, (gold,)) for question, gold in pairs],
         {"invalid": invalid} if invalid else {},
     )
     return Record(problem.id, problem.question, problem.answers, metadata=problem.metadata)

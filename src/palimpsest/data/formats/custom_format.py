@@ -92,11 +92,9 @@ class DataFormat(Protocol):
 
     def recognises(self, path: Path) -> bool:
         """True if this format reads the file. Raises DataError if the file can't be opened."""
-        ...
 
     def read(self, path: Path) -> Iterator[Record]:
         """The file's checked problems in order. Raises DataError at an invalid problem, not earlier."""
-        ...
 
 
 def custom_format(name: str, options: Mapping[str, Any]) -> CustomFormat:

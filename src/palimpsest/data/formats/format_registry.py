@@ -1,7 +1,5 @@
 """Registry of shipped row layouts: the columns that identify each, and its parser.
 
-The parsers are in question_formats.py and benchmark_formats.py.
-
 Guaranteed: every row becomes a record with a nonblank question, or raises DataError; a gold is never blank; a record
 without a gold is ungraded, not wrong.
 Not covered: a context without the answer.
@@ -34,14 +32,14 @@ class Format:
     """The identifying columns. Those of a layout with its own parser are question, answers, document."""
     about: str
     """Its data sets, for a table."""
-    parse: Parse = published.by_roles
-    suits: Callable[[Mapping[str, Any]], bool] = lambda values: True
+    parse: Parse
+    suits: Callable[[Mapping[str, Any]], bool]
     """Check of the first row's values, if it has the columns."""
-    instead: str | None = None
+    instead: str | None
     """A column that replaces all of `needs`."""
-    takes: str = ""
+    takes: str
     """Columns of question, answers and document, if others."""
-    declares: tuple[str, ...] = ()
+    declares: tuple[str, ...]
     """Grading rules (`types.GRADING`) that its records may declare."""
 
     @property
@@ -85,95 +83,61 @@ def _general(values: Mapping[str, Any]) -> str:
     return "qa" if taken.answers else "question"
 
 
-_CHOICES = "question choice_A choice_B choice_C choice_D answer context"
-_TRUTH = "extra_info.question reward_model.ground_truth"
+_LAYOUTS = """
+    longmemeval | question answer haystack_sessions | LongMemEval: dated sessions
+    longbench_v2 | question choice_A choice_B choice_C choice_D answer context | LongBench v2: multiple choice \
+        | question answer context
+    locomo | conversation qa | LoCoMo: several questions on dated sessions | qa qa conversation
+    memoryagentbench | questions answers context | MemoryAgentBench: several questions on a text
+    beam | chat probing_questions | BEAM: several questions on a long chat, each with a rubric \
+        | probing_questions probing_questions chat
+    squad | question answers context | SQuAD: `answers` is an object with `text`
+    hotpotqa | question answer context | HotpotQA, 2WikiMultiHopQA: `context` is paragraphs
+    musique | question answer paragraphs | MuSiQue
+    memagent | prompt context reward_model | MemAgent's training | extra_info.question reward_model.ground_truth context
+    memact | prompt reward_model extra_info agent_name | MemAct's RL files: no context \
+        | extra_info.question reward_model.ground_truth
+    memagent_eval | input answers context | MemAgent's and ReMemR1's evaluation
+    ruler | input context outputs | RULER
+    vime | prompt label metadata | vime | prompt metadata.ground_truth metadata.context
+    flashrag | question golden_answers | FlashRAG: paragraphs if its metadata has them
+    frames | Prompt Answer wiki_links | Frames: no context
+    bamboogle | Question Answer | Bamboogle: no context
+    browsecomp_plus | query answer gold_docs | BrowseComp-Plus, decrypted
+    texts | question answers document | questions on text files next to the file
+    palimpsest | question answers | our own
+    qa |  | any [question, answers and document](#qa)
+    question | question | no gold: evaluated, never graded
+"""
+"""Name, columns, about, takes."""
+_READERS: tuple[Parse, ...] = (
+    *(published.longmemeval, published.hotpotqa, published.musique, published.flashrag, published.frames),
+    *(published.browsecomp_plus, published.texts, benchmarks.longbench_v2, benchmarks.locomo, benchmarks.beam),
+    *(benchmarks.memoryagentbench, benchmarks.memagent, benchmarks.memact, benchmarks.memagent_eval, benchmarks.vime),
+)
+"""Parsers of the layouts with their names; the others' is `by_roles`."""
+_SUITS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "memoryagentbench": lambda values: isinstance(q := values["questions"], list) and [*map(type, q[:1])] == [str],
+    "squad": lambda values: _first_has(values["answers"], "text"),
+    "hotpotqa": _is_hotpotqa,
+    "musique": lambda values: _first_has(values["paragraphs"], "paragraph_text"),
+    "texts": _names_files,
+    "qa": lambda values: _general(values) == "qa" and not {"question", "answers"} <= values.keys(),
+    "question": lambda values: _general(values) == "question",
+}
+"""Checks of a first row's values."""
+_DECLARES = {"longmemeval": ("abstention",), "longbench_v2": ("choice_letters",)}
+
+
+def _layout(name: str, columns: str, about: str, takes: str = "") -> Format:
+    parse = next((reader for reader in _READERS if reader.__name__ == name), published.by_roles)
+    suits, instead = _SUITS.get(name, lambda values: True), "questions" if name == "palimpsest" else None
+    return Format(name, columns, about, parse, suits, instead, takes, _DECLARES.get(name, ()))
+
+
 FORMATS = {
     format.name: format
-    for format in (
-        Format(
-            *("longmemeval", "question answer haystack_sessions", "LongMemEval: dated sessions", published.longmemeval),
-            declares=("abstention",),
-        ),
-        Format(
-            "longbench_v2",
-            _CHOICES,
-            "LongBench v2: multiple choice",
-            benchmarks.longbench_v2,
-            takes="question answer context",
-            declares=("choice_letters",),
-        ),
-        Format(
-            "locomo",
-            "conversation qa",
-            "LoCoMo: several questions on dated sessions",
-            benchmarks.locomo,
-            takes="qa qa conversation",
-        ),
-        Format(
-            *("memoryagentbench", "questions answers context", "MemoryAgentBench: several questions on a text"),
-            *(benchmarks.memoryagentbench, benchmarks.is_memoryagentbench),
-        ),
-        Format(
-            *("beam", "chat probing_questions", "BEAM: several questions on a long chat, each with a rubric"),
-            benchmarks.beam,
-            takes="probing_questions probing_questions chat",
-        ),
-        Format(
-            *("squad", "question answers context", "SQuAD: `answers` is an object with `text`"),
-            suits=lambda values: _first_has(values["answers"], "text"),
-        ),
-        Format(
-            *("hotpotqa", "question answer context", "HotpotQA, 2WikiMultiHopQA: `context` is paragraphs"),
-            *(published.hotpotqa, _is_hotpotqa),
-        ),
-        Format(
-            *("musique", "question answer paragraphs", "MuSiQue", published.musique),
-            lambda values: _first_has(values["paragraphs"], "paragraph_text"),
-        ),
-        Format(
-            *("memagent", "prompt context reward_model", "MemAgent's training", benchmarks.memagent),
-            takes=f"{_TRUTH} context",
-        ),
-        Format(
-            *(
-                "memact",
-                "prompt reward_model extra_info agent_name",
-                "MemAct's RL files: no context",
-                benchmarks.memact,
-            ),
-            takes=_TRUTH,
-        ),
-        Format(
-            "memagent_eval", "input answers context", "MemAgent's and ReMemR1's evaluation", benchmarks.memagent_eval
-        ),
-        Format("ruler", "input context outputs", "RULER"),
-        Format(
-            *("vime", "prompt label metadata", "vime", benchmarks.vime),
-            takes="prompt metadata.ground_truth metadata.context",
-        ),
-        Format(
-            "flashrag", "question golden_answers", "FlashRAG: paragraphs if its metadata has them", published.flashrag
-        ),
-        Format("frames", "Prompt Answer wiki_links", "Frames: no context", published.frames),
-        Format("bamboogle", "Question Answer", "Bamboogle: no context"),
-        Format("browsecomp_plus", "query answer gold_docs", "BrowseComp-Plus, decrypted", published.browsecomp_plus),
-        Format(
-            "texts",
-            "question answers document",
-            "questions on text files next to the file",
-            published.texts,
-            _names_files,
-        ),
-        Format("palimpsest", "question answers", "our own", instead="questions"),
-        Format(
-            *("qa", "", "any [question, answers and document](#qa)"),
-            suits=lambda values: _general(values) == "qa" and not {"question", "answers"} <= values.keys(),
-        ),
-        Format(
-            *("question", "question", "no gold: evaluated, never graded"),
-            suits=lambda values: _general(values) == "question",
-        ),
-    )
+    for format in (_layout(*map(str.strip, row.split("|"))) for row in _LAYOUTS.strip().splitlines())
 }
 
 _FURTHER = (

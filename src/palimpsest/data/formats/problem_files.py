@@ -3,12 +3,8 @@
     for problem in read_problems("hotpotqa_dev.json"): ...
     write_problems("mine.jsonl", problems)
 
-`data.columns` maps our names (left) to the file's (right):
-
-    {question: q, answers: reward.gold, context: docs.0.text}
-
-The file's name is a column, or a dotted path into objects and lists; a column with the whole name takes precedence over
-a path. A mapped column loses its old name.
+`data.columns` maps our names to the file's; a column with the whole name takes precedence over a dotted path. A mapped
+column loses its old name.
 
 Guaranteed: only one row is in memory; ids are unique in a file (a repeated one gains `#2`, `#3`...), rows without an id
 get the file's name and their index; metadata is JSON, other values become text; files of `write_problems` read back
@@ -81,7 +77,6 @@ def _check(row: Row, columns: Mapping[str, str], values: Mapping[str, Any]) -> N
 
 
 def _at(values: Any, path: str) -> Any:
-    """The value at a dotted path, or `_ABSENT`."""
     if isinstance(values, Mapping) and path in values:
         return values[path]
     name, _, rest = path.partition(".")

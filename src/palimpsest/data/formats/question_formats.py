@@ -1,14 +1,4 @@
-"""Question formats: the general reader, paragraphs, long conversations.
-
-    by_roles         any question, answers and document, by the names of the columns
-    flashrag         FlashRAG: question, golden_answers, metadata, which may contain paragraphs
-    frames           Frames: Prompt, Answer, wiki_links; the file has no pages
-    browsecomp_plus  BrowseComp-Plus, decrypted: query, answer, gold_docs, evidence_docs, negative_docs
-    texts            question, answers and document: the name of a text file next to the file
-    hotpotqa         HotpotQA, 2WikiMultiHopQA: official JSON ([[title, [sentence]]]) or hub ({title, sentences})
-    musique          MuSiQue: paragraphs with is_supporting, question_decomposition in reasoning order
-    longmemeval      LongMemEval: question, answer, haystack_sessions, haystack_dates, question_date, answer_session_ids
-    sessions         a column of our own layout instead of `context`: objects with date, turns and optionally id
+"""Question formats (format_registry.py): the general reader, paragraphs, long conversations.
 
 Paragraphs of hotpotqa and musique allow contexts of any length. A policy can cut a long conversation anywhere: every
 session is a document of the context, and every line starts with the date of its session and the speaker. A turn of more
@@ -18,9 +8,8 @@ than `LINE` characters continues in further lines with the same start:
     [2023/05/20 (Sat) 02:21] user: I bought a car.
     [2023/05/20 (Sat) 02:21] assistant: Which one?
 
-Guaranteed: every row becomes a record with a nonblank question, or raises DataError; gold paragraphs or sessions
-missing from the row raise MissingGold; any stretch of a session longer than `LINE` characters and two line starts
-contains its date.
+Guaranteed: gold paragraphs or sessions missing from the row raise MissingGold; any stretch of a session longer than
+`LINE` characters and two line starts contains its date.
 Not covered: reordered sessions (the file's order counts); contexts of N sessions (`data.documents`).
 """
 
@@ -369,13 +358,8 @@ def _passage(row: Row, item: Any, name: str) -> str:
 def flashrag(row: Row, fallback: str) -> Record:
     """A record with the paragraphs in the metadata of HotpotQA and 2WikiMultiHopQA; the other sets have none."""
     metadata = _metadata(row)
-    if "context" in metadata:
-        return _with_paragraphs(row, fallback, metadata)
-    return by_roles(row, fallback)
-
-
-def _with_paragraphs(row: Row, fallback: str, metadata: Mapping[str, Any]) -> Record:
-    """The record of a row with the original `context` and `supporting_facts` of its set in its metadata."""
+    if "context" not in metadata:
+        return by_roles(row, fallback)
     context = metadata["context"]
     if isinstance(context, Mapping) and "sentences" not in context and "content" in context:  # 2WikiMultiHopQA's
         context = {"title": context.get("title"), "sentences": context["content"]}

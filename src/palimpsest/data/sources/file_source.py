@@ -1,7 +1,5 @@
 """Problem sources of training and evaluation: synthetic data, or files.
 
-Training shuffles a file every epoch; evaluation uses file order.
-
 An epoch is one keyed shuffle, without the problems that don't fill a step. Rounds after the first (replacing dropped
 groups) page through one more shuffle for the step. Training rejects a question without a gold; evaluation runs it.
 
@@ -39,7 +37,7 @@ from palimpsest.data.formats.problem_files import (
     read_records,
     refuse_ungraded,
 )
-from palimpsest.data.record import LONG, DocumentStore, Objective, Record, search_problem
+from palimpsest.data.record import LONG, DocumentStore, Record, search_problem
 from palimpsest.data.synthetic.documents import SyntheticSource
 from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.data.synthetic.search_problems import SyntheticSearchSource
@@ -48,7 +46,7 @@ from palimpsest.notes import Note
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.seeding import keyed_random
 from palimpsest.text.display_text import counted
-from palimpsest.types import Problem
+from palimpsest.types import Problem, Question
 
 # ---- Problems of a training step -----------------------------------------------------------------------------
 
@@ -309,7 +307,7 @@ class SearchFileSource:
         if len(questions) == 1:
             return questions[0]
         refuse_ungraded(questions)
-        objectives = [Objective(one.question, one.answers) for one in questions]
+        objectives = [Question(one.question, one.answers) for one in questions]
         return search_problem("+".join(one.id for one in questions), objectives)
 
 
@@ -332,7 +330,6 @@ class ProblemSource(Protocol):
         `size` is the number of chunks of synthetic documents, or of objectives of search problems. Other sources
         ignore it.
         """
-        ...
 
 
 def build_source(config: DataConfig, seed: int = 0, *, split: Split) -> ProblemSource:

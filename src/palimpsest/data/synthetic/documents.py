@@ -14,8 +14,8 @@ that contains its evidence for hundreds of sections:
     other       memory: another fact, of the same person     document: unchanged
                 or of another person
 
-The memory repeats its fact with probability 0.3, and contains another fact, in either order, with probability 0.3. Only
-one of the two facts of a two-hop question is in the memory.
+The memory may repeat its fact (`TWICE`) or contain another one (`TWO_FACTS`). Only one of the two facts of a two-hop
+question is in the memory.
 
 Guaranteed: a pure function of (seed, split, index, length) and, with `starts`, of its shares; each piece of evidence
 is in the document exactly once, at a uniformly drawn paragraph and sentence (within order and distance), unless a start

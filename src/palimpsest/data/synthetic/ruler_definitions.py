@@ -26,18 +26,15 @@ class RulerPrompt:
 
     def full_prompt(self, context: str, names: Mapping[str, str]) -> str:
         """The prompt of a model without a memory policy, including the answer prefix."""
-        return self._filled(self.before, names) + context + self._filled(self.after + self.answer_prefix, names)
+        return self.before.format(**names) + context + (self.after + self.answer_prefix).format(**names)
 
     def question(self, names: Mapping[str, str]) -> str:
         """The question without the context."""
         templates = (self.before, self.after) if self.asks_first else (self.after,)
-        return "\n".join(self._filled(part, names).strip() for part in templates)
+        return "\n".join(part.format(**names).strip() for part in templates)
 
     def prefix(self, names: Mapping[str, str]) -> str:
-        return self._filled(self.answer_prefix, names)
-
-    def _filled(self, text: str, names: Mapping[str, str]) -> str:
-        return text.format(**names)
+        return self.answer_prefix.format(**names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,14 +122,10 @@ class Essay:
     words: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str) -> Essay:
-        return cls(tuple(text.split()))
-
-    @classmethod
     def read(cls, path: Path) -> Essay:
         """The text of a file. Raises DataError."""
         try:
-            essay = cls.of(path.read_text("utf-8"))
+            essay = cls(_words(path.read_text("utf-8")))
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not UTF-8 at byte {error.start}; a haystack is plain text") from None
         except OSError as error:
@@ -141,7 +137,7 @@ class Essay:
     def sentences(self, size: int) -> list[str]:
         """The first `size` words as sentences; the last always ends in a full stop.
 
-        >>> Essay.of("One two. Three.").sentences(4)
+        >>> Essay(("One", "two.", "Three.")).sentences(4)
         ['One two.', 'Three.', 'One.']
         """
         times = -(-size // len(self.words))
@@ -335,13 +331,7 @@ def variables(task: RulerTask, key: Key) -> RulerSample:
     value = str(rng.randint(10_000, 99_999))
     chain = [f"VAR {names[0]} = {value}"]
     chain += [f"VAR {after} = VAR {before} " for before, after in pairwise(names)]
-
-    def context(size: int) -> str:
-        lines, rest = divmod(size, len(NOISE))
-        made = [" ".join(NOISE)] * lines + ([" ".join(NOISE[:rest])] if rest else [])
-        return "\n".join(inserted(made, chain, keyed_random(*key, "places", size)))
-
-    filled = {"query": value, "count": str(hops + 1)}
+    filled, context = {"query": value, "count": str(hops + 1)}, _in_lines(chain, key, _noise_lines)
     return RulerSample(PROMPTS["vt"], filled, tuple(names), tuple(text.strip() for text in chain), context)
 
 

@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.config.data import SearchDataConfig
-from palimpsest.data.record import Objective, search_problem
+from palimpsest.data.record import search_problem
 from palimpsest.data.synthetic.documents import World
 from palimpsest.data.synthetic.world import PEOPLE, RELATIONS, TIES, Relation
 from palimpsest.errors import DataError
 from palimpsest.seeding import derive_seed, keyed_random
-from palimpsest.types import Problem
+from palimpsest.types import Problem, Question
 
 SOURCE = "synthetic_search"
 
@@ -97,9 +97,13 @@ def make_search_problem(
     _tie_together(world, names, rng)
     wanted = {name: rng.choice(RELATIONS) for name in names[:objectives]}
     passages, sentences = _corpus(world, rng.sample(names, people), wanted, facts_per_passage, rng)
-    steps = [_step(f"Q{number}", subject, passages, sentences) for number, subject in enumerate(wanted, 1)]
+    places = {passage["title"]: passage["id"] for passage in passages}
+    steps = [
+        {"objective": f"Q{number}", "query": subject, "passage": places[subject], "fact": sentences[subject]}
+        for number, subject in enumerate(wanted, 1)
+    ]
     questions = [
-        Objective(relation.question.format(s=subject), (world.value(subject, relation),))
+        Question(relation.question.format(s=subject), (world.value(subject, relation),))
         for subject, relation in wanted.items()
     ]
     metadata = {
@@ -136,13 +140,6 @@ def _corpus(
         rng.shuffle(texts)
         passages.append({"id": str(number), "title": name, "text": " ".join(texts)})
     return tuple(passages), sentences
-
-
-def _step(
-    objective: str, subject: str, passages: Sequence[Mapping[str, str]], sentences: Mapping[str, str]
-) -> dict[str, str]:
-    passage_id = next(passage["id"] for passage in passages if passage["title"] == subject)
-    return {"objective": objective, "query": subject, "passage": passage_id, "fact": sentences[subject]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,88 +59,34 @@ class Relation:
     """Noun phrase for two-hop questions, with {s}; only for relations between people."""
 
 
-def _attribute(name: str, verbs: tuple[str, str], question: str, values: str) -> Relation:
-    return Relation(name, tuple(f"{{s}} {verb} {{v}}." for verb in verbs), question, _words(values))
+def _attribute(name: str, verbs: str, question: str, values: str) -> Relation:
+    return Relation(name.strip(), tuple(f"{{s}} {verb} {{v}}." for verb in verbs.split()), question, _words(values))
 
 
-ATTRIBUTES = (
-    _attribute(
-        "city",
-        ("visited", "toured"),
-        "Which city did {s} visit?",
-        "Athens Berlin Bergen Boston Cairo Delhi Dublin Geneva Havana Lima Lisbon London Lyon Madrid Milan Naples Oslo "
-        "Paris Porto Prague",
-    ),
-    _attribute(
-        "science",
-        ("studied", "learned"),
-        "Which science did {s} study?",
-        "algebra anatomy astronomy biology botany chemistry drama economics ethics geology geometry grammar "
-        "history law "
-        "logic medicine optics physics rhetoric zoology",
-    ),
-    _attribute(
-        "animal",
-        ("owns", "keeps"),
-        "Which animals does {s} own?",
-        "badgers beavers camels cats crows dogs donkeys falcons ferrets foxes frogs goats hamsters hares "
-        "horses lizards "
-        "mice owls parrots rabbits",
-    ),
-    _attribute(
-        "drink",
-        ("drinks", "orders"),
-        "What does {s} drink?",
-        "ale beer brandy broth cider cocoa coffee cola gin juice kefir lemonade mead milk port punch rum sherry "
-        "tea wine",
-    ),
-    _attribute(
-        "colour",
-        ("wears", "picks"),
-        "Which colour does {s} wear?",
-        "amber azure beige black blue bronze brown crimson cyan emerald green grey indigo ivory khaki lilac "
-        "orange pink "
-        "purple red",
-    ),
-    _attribute(
-        "instrument",
-        ("plays", "practises"),
-        "Which instrument does {s} play?",
-        "accordion banjo bassoon bugle cello clarinet cornet fiddle flute guitar harp horn lute mandolin oboe organ "
-        "piano sitar trumpet tuba",
-    ),
-    _attribute(
-        "language",
-        ("speaks", "knows"),
-        "Which language does {s} speak?",
-        "Arabic Basque Bengali Breton Catalan Czech Danish Dutch English Finnish French Gaelic German Greek "
-        "Hindi Irish "
-        "Italian Korean Latin Polish",
-    ),
-    _attribute(
-        "sport",
-        ("enjoys", "prefers"),
-        "Which sport does {s} enjoy?",
-        "archery badminton baseball bowling boxing canoeing chess cricket curling cycling darts diving "
-        "fencing football "
-        "golf hockey judo polo rowing tennis",
-    ),
-    _attribute(
-        "food",
-        ("eats", "cooks"),
-        "What does {s} eat?",
-        "apples bacon beans bread butter cabbage cake carrots cheese cherries curry dumplings eggs figs garlic grapes "
-        "honey lentils noodles olives",
-    ),
-    _attribute(
-        "goods",
-        ("sells", "makes"),
-        "What does {s} sell?",
-        "baskets belts boots bricks candles carpets chairs clocks coats gloves hats jars keys knives lamps "
-        "maps mirrors "
-        "ropes tables toys",
-    ),
-)
+_ATTRIBUTES = """
+    city: visited toured: Which city did {s} visit?: Athens Berlin Bergen Boston Cairo Delhi Dublin Geneva Havana
+    Lima Lisbon London Lyon Madrid Milan Naples Oslo Paris Porto Prague;
+    science: studied learned: Which science did {s} study?: algebra anatomy astronomy biology botany chemistry drama
+    economics ethics geology geometry grammar history law logic medicine optics physics rhetoric zoology;
+    animal: owns keeps: Which animals does {s} own?: badgers beavers camels cats crows dogs donkeys falcons ferrets
+    foxes frogs goats hamsters hares horses lizards mice owls parrots rabbits;
+    drink: drinks orders: What does {s} drink?: ale beer brandy broth cider cocoa coffee cola gin juice kefir
+    lemonade mead milk port punch rum sherry tea wine;
+    colour: wears picks: Which colour does {s} wear?: amber azure beige black blue bronze brown crimson cyan emerald
+    green grey indigo ivory khaki lilac orange pink purple red;
+    instrument: plays practises: Which instrument does {s} play?: accordion banjo bassoon bugle cello clarinet
+    cornet fiddle flute guitar harp horn lute mandolin oboe organ piano sitar trumpet tuba;
+    language: speaks knows: Which language does {s} speak?: Arabic Basque Bengali Breton Catalan Czech Danish Dutch
+    English Finnish French Gaelic German Greek Hindi Irish Italian Korean Latin Polish;
+    sport: enjoys prefers: Which sport does {s} enjoy?: archery badminton baseball bowling boxing canoeing chess
+    cricket curling cycling darts diving fencing football golf hockey judo polo rowing tennis;
+    food: eats cooks: What does {s} eat?: apples bacon beans bread butter cabbage cake carrots cheese cherries curry
+    dumplings eggs figs garlic grapes honey lentils noodles olives;
+    goods: sells makes: What does {s} sell?: baskets belts boots bricks candles carpets chairs clocks coats gloves
+    hats jars keys knives lamps maps mirrors ropes tables toys
+"""
+"""Name, verbs, question, values."""
+ATTRIBUTES = tuple(_attribute(*row.split(": ")) for row in _ATTRIBUTES.strip().split(";\n"))
 
 
 def _tie(name: str, says: str, question: str) -> Relation:
@@ -157,16 +103,11 @@ TIES = (
 
 RELATIONS = ATTRIBUTES + TIES
 
-FILLER = (
-    "The morning was cold.",
-    "It rained for a while.",
-    "Nobody said much.",
-    "The street was quiet.",
-    "A train passed by.",
-    "The old clock struck nine.",
-    "There was a long pause.",
-    "The market closed early.",
-)
+_FILLER = """
+    The morning was cold. It rained for a while. Nobody said much. The street was quiet. A train passed by.
+    The old clock struck nine. There was a long pause. The market closed early.
+"""
+FILLER = tuple(re.split(r"(?<=\.)\s+", _FILLER.strip()))
 
 
 _BY_VERB = {statement.split()[1]: relation.name for relation in RELATIONS for statement in relation.statements}

@@ -69,9 +69,6 @@ def facts_of_shares(checkpoint: Path) -> CheckpointFacts:
     return facts
 
 
-# ---- What ranks saved in shares (engines/ray/sharding.py), read whole by one process -------------------------
-
-
 _PLACES = "DCP_SHARDING_INFO"  # of torch.distributed.checkpoint: {name: {"saved_offsets": [row, column...]}}
 
 

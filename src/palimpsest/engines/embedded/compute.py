@@ -64,9 +64,6 @@ class ComputeThread:
         await asyncio.to_thread(self._executor.shutdown)
 
 
-# ---- The GPUs of this machine --------------------------------------------------------------------------------
-
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -131,9 +128,6 @@ def memory_of(device: torch.device) -> int:
         with suppress(OSError, ValueError):  # not Linux, another version of control groups, or "max"
             limits.append(int(Path("/sys/fs/cgroup", file).read_text()))
     return min(limits)
-
-
-# ---- Keeps freed memory in the process, so that the next tensor of that size needs no new pages --------------
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h

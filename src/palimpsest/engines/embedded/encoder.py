@@ -1,11 +1,7 @@
 """Text to vectors with any Hugging Face encoder, for dense retrieval (retrieval/dense.py).
 
-    preset   pooling                          query prefix                                       passage prefix
-    e5       mean over the tokens             "query: "                                          "passage: "
-    bge      first token                      "Represent this sentence for searching ...: "      nothing
-    plain    mean over the tokens             nothing                                            nothing
-
-after the model cards of E5 (arXiv 2212.03533) and BGE (arXiv 2309.07597). Every vector is scaled to length one.
+`PRESETS` are after the model cards of E5 (arXiv 2212.03533) and BGE (arXiv 2309.07597). Every vector is scaled to
+length one.
 
 Guaranteed: weights are read only from safetensors and no code from the folder runs; up to rounding, a text's vector
 does not depend on its neighbours in the batch.
@@ -75,7 +71,9 @@ class TextEncoder:
         offset = (self._model.config.pad_token_id or 0) + 1 if "roberta" in self._model.config.model_type else 0
         if reading.max_tokens > window - offset:
             raise ModelError(f"{path}: takes {window - offset} tokens, not {reading.max_tokens}; lower --max-tokens")
-        self.identity = asdict(reading) | {"weights": _digest(folder)}
+        files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("tokenizer.json"))
+        digest = hashlib.sha256("".join(sha256s(files)).encode()).hexdigest()
+        self.identity = asdict(reading) | {"weights": digest}
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str], kind: Literal["query", "passage"]) -> np.ndarray:
@@ -117,8 +115,3 @@ def _load(path: str) -> tuple[Any, Any, Path]:
         raise ModelError(f"--encoder {path}: weight {missing[0]} is missing; save the model again")
     tokenizer.padding_side = "right"  # the first token must be first
     return tokenizer, model.eval().requires_grad_(False), folder
-
-
-def _digest(folder: Path) -> str:
-    files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("tokenizer.json"))
-    return hashlib.sha256("".join(sha256s(files)).encode()).hexdigest()

@@ -15,7 +15,7 @@ import copy
 import hashlib
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,7 +112,9 @@ class ForestLearner:
     def update(self, steps: Sequence[StepBatch]) -> list[UpdateStats]:
         """See `Learner.update`. A single step needs no extra pass: old and new log-probabilities are equal."""
         recomputes = self._objective == "policy" and self._loss_config.old_logprobs == "recompute"
-        before = [self._before(batch) if recomputes and len(steps) > 1 else None for batch in steps]
+        before: list[OldLogprobs | None] = [None] * len(steps)
+        if recomputes and len(steps) > 1:
+            before = [logprobs_of(self._lay_out(self._rows(batch)), self._forward) for batch in steps]
         return [self.apply(self.accumulate(batch, old)) for batch, old in zip(steps, before, strict=True)]
 
     def accumulate(self, batch: StepBatch, old: OldLogprobs | None = None) -> UpdateStats:
@@ -195,16 +197,9 @@ class ForestLearner:
         packed = pack(rows, self._micro_batch_tokens, self._layout)
         return [forest.lay_out(self._device, exact) for forest in packed]
 
-    def _before(self, batch: StepBatch) -> OldLogprobs:
-        return logprobs_of(self._lay_out(self._rows(batch)), self._forward)
-
-    def _as_reference(self) -> AbstractContextManager[None]:
-        without: AbstractContextManager[None] = self._model.disable_adapter() if self._adapted else nullcontext()
-        return without
-
     def _forward(self, forest: Forest, reference: bool, temperature: float | None = None) -> tuple[Tensor, Tensor]:
         """[N] log-probabilities and [N] entropies of the trained tokens under the model, or its reference."""
-        with self._as_reference() if reference else nullcontext():
+        with self._model.disable_adapter() if reference and self._adapted else nullcontext():
             model = self._reference if reference else self._model
             return token_logprobs(
                 hidden_at(model, forest),
@@ -260,15 +255,11 @@ def _writable(generation: Any, folder: str) -> Any:
 def _saved_weights(model: Any, folder: Path) -> dict[str, Tensor]:
     """Saved weights by the names of `model`'s parameters; for a peft model, its adapters."""
     if hasattr(model, "peft_config"):
-        stored = load_file(folder / "adapter_model.safetensors")  # its names omit the adapter's
-        return {n: stored[s] for n, _ in model.named_parameters() if (s := _without_adapter(n, model)) in stored}
+        stored, part = load_file(folder / "adapter_model.safetensors"), f".{model.active_adapter}."  # names omit it
+        return {n: stored[s] for n, _ in model.named_parameters() if (s := n.replace(part, ".")) in stored}
     with torch.random.fork_rng():
         saved = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True, trust_remote_code=False)
     return dict(saved.named_parameters())
-
-
-def _without_adapter(name: str, model: Any) -> str:
-    return name.replace(f".{model.active_adapter}.", ".")
 
 
 def _fingerprint(model: Any) -> str:

@@ -22,8 +22,6 @@ from palimpsest.engines.embedded.model_loading import DTYPES, load_model
 from palimpsest.engines.embedded.weight_transfer import write_untied
 from palimpsest.text.codec import Codec
 
-# ---- The weights of a folder in another kind of numbers ------------------------------------------------------
-
 
 def cast(folder: Path, dtype: str) -> None:
     """Round every weight in `folder` to `dtype`, float32 or bfloat16. The caller sets it in config.json."""
@@ -50,9 +48,6 @@ def failing_as_the_system() -> Iterator[None]:
     except SafetensorError as error:  # with the system's number in its words
         found = re.search(r"\(os error (\d+)\)", str(error))
         raise OSError(int(found[1]) if found else errno.EIO, str(error)) from None
-
-
-# ---- A model as a folder of its own that others load ---------------------------------------------------------
 
 
 def write_merged(config: ModelConfig, folder: Path, *, untied: bool) -> None:

@@ -191,7 +191,6 @@ def admit(model: Any) -> None:
 
 
 def _fault(model: Any, compute: Callable[[Any, list[Ids]], Tensor]) -> str | None:
-    """None if `compute` gives the model's logits at `PLACES` of `ROWS`; otherwise the reason."""
     reason = fault_of(lambda: disagreement(model, ROWS, PLACES, partial(compute, model)))
     return reason and f"{reason:.160}"
 

@@ -9,11 +9,11 @@ Not covered: the same reply to the same request, which the endpoint decides; sco
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from palimpsest.config.engine import SHIPPED, EndpointEngineConfig, ModelConfig, model_path
 from palimpsest.config.schema import RunConfig
@@ -28,8 +28,6 @@ from palimpsest.models.model_folder import tokenizer_folder
 from palimpsest.provenance import short_digest
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams
-
-T = TypeVar("T")
 
 _LONG = 512  # prompt tokens that take over 1 ms to encode
 _THREADS = 2
@@ -58,7 +56,10 @@ class EndpointSampler:
         """
         check_prompt(prompt_ids, params.max_tokens, vocab=self._vocab, max_context=self.max_context)
         form = self._result.form
-        body = form.body(prompt_ids, params) if len(prompt_ids) < _LONG else await self._body(prompt_ids, params)
+        if len(prompt_ids) < _LONG:
+            body = form.body(prompt_ids, params)
+        else:  # on a thread: tokenizers let other threads run
+            body = await asyncio.wrap_future(self.threads.submit(form.body, prompt_ids, params))
         with self._counts.counted():
             answered = await self._client.post(
                 form.path,
@@ -76,10 +77,6 @@ class EndpointSampler:
         if self._comparable and 0 < answered.prompt_tokens < _WHOLE * len(prompt_ids) - _FRAME:
             events = (*events, PromptCut(len(prompt_ids), answered.prompt_tokens))
         return Completion(answered.token_ids, logprobs, answered.stop_reason, events=events)
-
-    async def _body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
-        """The body of a long request, made on a thread: tokenizers let other threads run."""
-        return await asyncio.wrap_future(self.threads.submit(self._result.form.body, prompt_ids, params))
 
     def _as_probed(self, answer: Any, answered: RequestResult) -> RequestResult:
         """Return `answered` if the probed model sent it, as exact as `limits.endpoint` states. Raises RetryableError,
@@ -136,7 +133,9 @@ class EndpointEngine:
         native, folder = _tokenizer(settings, config.model)
         counting = native or Codec.load(ModelConfig())
         more = config.model.chat_template_kwargs
-        result = _finished(_probe(settings, config.model.path, native, counting, more, config.eval_sampling))
+        probing = _probe(settings, config.model.path, native, counting, more, config.eval_sampling)
+        with ThreadPoolExecutor(1) as thread:
+            result = thread.submit(asyncio.run, probing).result()
         self.codec = result.form.codec
         window, vocab = _window(settings, result, folder, config.model.path), _vocabulary(folder, self.codec)
         self._client = EndpointClient(settings)
@@ -168,11 +167,6 @@ async def _probe(settings: EndpointEngineConfig, *asked: Any) -> Found:
         return await probe(client, settings, *asked)
     finally:
         await client.close()
-
-
-def _finished(work: Coroutine[Any, Any, T]) -> T:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()
 
 
 def _tokenizer(settings: EndpointEngineConfig, model: ModelConfig) -> tuple[Codec | None, Path | None]:

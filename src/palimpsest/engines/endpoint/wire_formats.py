@@ -177,8 +177,6 @@ class Form:
 
 
 class TokenForm(Form):
-    """Token ids."""
-
     mode, path = "tokens", "/completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:
@@ -207,8 +205,6 @@ class TokenForm(Form):
 
 
 class TextForm(Form):
-    """Text."""
-
     mode, path = "completions", "/completions"
 
     def body(self, prompt_ids: Sequence[int], params: SamplingParams) -> dict[str, Any]:

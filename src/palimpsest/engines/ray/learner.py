@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -197,13 +197,8 @@ class RankLearner:
             raise RunError(f"learner: the ranks have different plans for update {part.number}; resume the run")
 
     def _forward(self, forest: Any, reference: bool) -> tuple[Tensor, Tensor]:
-        with self._as_reference() if reference else nullcontext():
+        adapted = self._config.model.lora is not None
+        with self._model.disable_adapter() if reference and adapted else nullcontext():
             root = self._reference if reference else self._root
             logprobs, entropies = root(forest)  # type: ignore[misc]
         return logprobs, entropies
-
-    def _as_reference(self) -> AbstractContextManager[None]:
-        without: AbstractContextManager[None] = (
-            self._model.disable_adapter() if self._config.model.lora is not None else nullcontext()
-        )
-        return without

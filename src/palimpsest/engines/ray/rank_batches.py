@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from statistics import fmean
 
 import numpy as np
@@ -75,7 +76,9 @@ class RankPart:
         passes: list[Forest] = []
         for count, lengths in zip(self.rows.tolist(), shared, strict=True):
             packed = tuple(next(rows) for _ in range(count))
-            passes.append(_lay_out(packed, lengths, device, dtype) if count else padding(device, dtype))
+            sizes = np.array([len(row.tokens) for row in packed], np.int64)
+            forest = Packed(packed, sizes, lengths).lay_out(device, dtype) if count else padding(device, dtype)
+            passes.append(forest)
         ends = np.cumsum(self.passes).tolist()
         return [passes[end - size : end] for end, size in zip(ends, self.passes.tolist(), strict=True)]
 
@@ -97,12 +100,6 @@ class RankPart:
             )
             for r, index in enumerate(self.places)
         ]
-
-
-def _lay_out(
-    rows: tuple[SegmentRow, ...], shared: NDArray[np.int64], device: torch.device | str, dtype: torch.dtype
-) -> Forest:
-    return Packed(rows, np.array([len(row.tokens) for row in rows], np.int64), shared).lay_out(device, dtype)
 
 
 def padding(device: torch.device | str, dtype: torch.dtype) -> Forest:
@@ -143,17 +140,13 @@ def plan(
     padded = [[*hand, *[None] * (size - len(hand))] for hands, size in zip(dealt, slots, strict=True) for hand in hands]
     shares = tuple(_part(number, slots, padded[rank::ranks]) for rank in range(ranks))
     spent = sum(cost(forest) for hand in padded for forest in hand if forest)
-    held = ranks * sum(max(cost(f) if f else 0.0 for f in at) for hands in dealt for at in _passes(hands))
+    held = ranks * sum(max(cost(f) if f else 0.0 for f in at) for hands in dealt for at in zip_longest(*hands))
     empty = sum(forest is None for hand in padded for forest in hand)
     metrics = {
         "learner/idle_share": 1 - spent / held if held else 0.0,
         "learner/padding_share": empty / max(1, ranks * sum(slots)),
     }
     return RankPlan(shares, metrics | ({FOREST_REUSE: fmean(reuses)} if reuses else {}))
-
-
-def _passes(hands: Sequence[Sequence[Packed]]) -> list[list[Packed | None]]:
-    return [[hand[at] if at < len(hand) else None for hand in hands] for at in range(max(map(len, hands)))]
 
 
 def _enough(rows: Sequence[SegmentRow], max_tokens: int, ranks: int, layout: Layout) -> list[Packed]:
@@ -206,6 +199,9 @@ def _part(number: int, passes: Sequence[int], hands: Sequence[Sequence[Packed | 
     )
 
 
+_SUMMED = ("loss", "tokens", "segments", "logical_tokens", "physical_tokens")
+
+
 def merged(stats: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateStats:
     """One optimizer step of all ranks.
 
@@ -217,11 +213,7 @@ def merged(stats: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateSt
     largest = dict.fromkeys(name for part in stats for name in part.maxima)
     return replace(
         stats[0],
-        loss=sum(part.loss for part in stats),
-        tokens=sum(part.tokens for part in stats),
-        segments=sum(part.segments for part in stats),
-        logical_tokens=sum(part.logical_tokens for part in stats),
-        physical_tokens=sum(part.physical_tokens for part in stats),
+        **{name: sum(getattr(part, name) for part in stats) for name in _SUMMED},
         token_sums={name: sum(part.token_sums.get(name, 0.0) for part in stats) for name in names},
         maxima={name: max(part.maxima.get(name, 0.0) for part in stats) for name in largest},
         seconds=max(part.seconds for part in stats),

@@ -289,7 +289,8 @@ def _read(model: Any, source: ModelSource, adapters: dict[str, Tensor]) -> None:
     for name, weight in model.named_parameters():
         if name in adapters:
             _fill(weight, adapters[name])
-    for name, share in _shares(model):
+    for name, weight in model.named_parameters():
+        share = weight.to_local() if isinstance(weight, DTensor) else weight
         if share.numel() and not bool(share.isfinite().all()):
             raise ModelError(f"model {source.path}: weight {name} is not finite; take another copy of the model")
 
@@ -300,11 +301,6 @@ def _fill(weight: Tensor, value: Tensor) -> None:
     if isinstance(weight, DTensor):
         value = distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
     weight.copy_(value)
-
-
-def _shares(model: Any) -> Iterator[tuple[str, Tensor]]:
-    for name, weight in model.named_parameters():
-        yield name, weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 # ---- Sharded state: masters and moments ----------------------------------------------------------------------

@@ -375,7 +375,6 @@ class VllmClient:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turn errors of reading an answer into failures of the server."""
         try:
             yield
         except WrongAnswer as error:

@@ -181,11 +181,9 @@ class WritesWeights(Learner, Protocol):
 
     async def write_weights(self, folder: Path) -> None:
         """Write a new Hugging Face folder, with the output projection even if it is tied."""
-        ...
 
     async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
         """[T - 1] nats of each of `ids` after its predecessors, by the current weights, at temperature 1."""
-        ...
 
 
 class Hosts(Protocol):
@@ -195,19 +193,15 @@ class Hosts(Protocol):
         self, settings: SamplerConfig, index: int, *, mode: LogprobsMode, dtype: str, window: int, folder: Path
     ) -> Process:
         """See `ServerProcess`."""
-        ...
 
     async def write(self, name: str) -> Path:
         """Write the learner's weights into the new folder `name`."""
-        ...
 
     async def keep(self, names: Set[str]) -> None:
         """Delete all other folders."""
-        ...
 
     def clear(self) -> None:
         """Delete all; a second call does nothing."""
-        ...
 
 
 class ThisMachine:

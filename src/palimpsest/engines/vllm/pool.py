@@ -346,7 +346,10 @@ class Pool:
         newer weights were published meanwhile. `ended`: it ended while no request was in flight."""
         try:
             if ended:
-                await self._report_end(member, process)
+                try:
+                    await asyncio.to_thread(process.check)
+                except SamplerError as error:
+                    self._leave(member, str(error))
             await asyncio.to_thread(process.stop)
             if member.client is not None:
                 await member.client.close()
@@ -362,12 +365,6 @@ class Pool:
             self._wake()
         except SamplerError as error:
             await self._part(member, error)
-
-    async def _report_end(self, member: Member, process: Process) -> None:
-        try:
-            await asyncio.to_thread(process.check)
-        except SamplerError as error:
-            self._leave(member, str(error))
 
     async def _answered(self, client: VllmClient, process: Process) -> None:
         while True:

@@ -141,6 +141,7 @@ class ServerProcess:
 
     def _environment(self) -> dict[str, str]:
         settings, folder = self._settings, str(self._folder)
+        compiled = str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")  # shared by all servers
         environment = {
             **os.environ,
             process_guard.MARK: self._mark,
@@ -149,7 +150,7 @@ class ServerProcess:
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_RPC_BASE_PATH": folder,
             "TMPDIR": folder,
-            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _inductor_cache(),
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or compiled,
             "VLLM_NO_USAGE_STATS": "1",
             **{name: str(math.ceil(settings.timeout_s)) for name in _STARTING},
             "HF_HUB_OFFLINE": "1",
@@ -196,11 +197,6 @@ def _has_states(model: Path) -> bool:
     """True if layers of the model in a folder keep a state of one size: convolutions, linear attention, Mamba."""
     config = read_object(model.name, model / "config.json")
     return any(RECURRENT.search(key) for _, section in sections(config) for key in section)
-
-
-def _inductor_cache() -> str:
-    """Compiler cache shared by all servers, outside a server's temporary folder."""
-    return str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
 
 
 def on_cpu() -> bool:

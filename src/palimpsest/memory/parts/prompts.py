@@ -41,23 +41,14 @@ _SLOT = re.compile(r"\{(\w*[A-Za-z_]\w*)\}")
 _ESCAPED = re.compile(r"\{\{\w+\}\}")
 
 
-@dataclass(frozen=True, slots=True, init=False)
 class Slots:
     """Slots of a text: each of `names` exactly once, `optional` ones at most once.
 
     `when`: the option that selects the text instead of another one, e.g. layout=section_first.
     """
 
-    names: tuple[str, ...]
-    optional: tuple[str, ...]
-    may_be_empty: bool
-    when: str
-
     def __init__(self, *names: str, optional: tuple[str, ...] = (), may_be_empty: bool = False, when: str = "") -> None:
-        object.__setattr__(self, "names", names)
-        object.__setattr__(self, "optional", optional)
-        object.__setattr__(self, "may_be_empty", may_be_empty)
-        object.__setattr__(self, "when", when)
+        self.names, self.optional, self.may_be_empty, self.when = names, optional, may_be_empty, when
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +155,6 @@ def _missing(when: str) -> str:
 
 
 def _check_slots(name: str, text: str, slots: Slots) -> None:
-    """Raise ConfigError unless a text contains each of its slots once, and no other."""
     key = f"{KEY}.{name}"
     if any(sign in text for sign in MARKS):
         raise ConfigError("contains U+E000 or U+E001, which the library uses as slot marks", key=key)

@@ -1,14 +1,9 @@
 """The loop of an agent that calls tools, and the prompts that such agents share.
 
-    prompt = system, tools, question
-    repeat:  reply = model(prompt)
-             no call in it: that is the answer
-             results = the calls, answered concurrently;  prompt += reply + results, in the order of the calls
-
-memory/prune.py and memory/tool_baselines.py build on it. The defaults of the limits and the structure of the prompts
-are from MemAct (arXiv 2510.12635) and its code; the wording is ours. Each result has a short id. The prompt set
-`standard` is for pretrained instruction models: a system message, then a user message with the question. `short` is for
-the embedded model: the question and the names of the tools, without schemas.
+docs/reference/policies.md describes the loop. The defaults of the limits and the structure of the prompts are from
+MemAct (arXiv 2510.12635) and its code; the wording is ours. Each result has a short id. The prompt set `standard` is
+for pretrained instruction models: a system message, then a user message with the question. `short` is for the embedded
+model: the question and the names of the tools, without schemas.
 
 Guaranteed: malformed calls, calls in another format, unknown tools, bad arguments, time-outs, exceptions and calls
 beyond `parallel_calls` come back to the model as results with ids, are recorded as events, and end no episode; a prompt

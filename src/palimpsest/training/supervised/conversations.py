@@ -1,23 +1,16 @@
 """Recorded conversations as trajectories, with tool calls as in MemAct's SFT parquet.
 
-    messages          [{role, content, tool_calls: [{function: {name, arguments}}]}, ...]
-    tools             schemas for the chat template; optional
-    enable_thinking   passed to the chat template; optional
-
-A row is one segment of a trajectory. A prune cuts a trajectory, and each row repeats the surviving messages. To train
-no message twice, an assistant message is trained only in the row in which it was generated: after the last prune in
-the row, or, if the row ends in a prune, after the second last (MemAct's rule; messages by number):
+A row (docs/how-to/warm-start.md) is one segment of a trajectory. A prune cuts a trajectory, and each row repeats the
+surviving messages. To train no message twice, an assistant message is trained only in the row in which it was
+generated: after the last prune in the row, or, if the row ends in a prune, after the second last (MemAct's rule;
+messages by number):
 
     0 system  1 user  2 search  3 tool  4 prune                         trained 2, 4
     0 system  1 user  4 prune   5 tool  6 search  7 tool  8 answer      trained 6, 8
 
-The template's rendering is tokenised piece by piece, like the sampler's:
-
-    whole rendering   <system, tools> <user> <assistant header>|search ...<end>| <tool result> <header>|answer<end>|
-    turns             prompt .................................. completion ..... prompt ............... completion
-
-A completion starts after the rendering of everything before it, with the header of a reply, and ends with the model's
-end-of-turn token. Header, tool results and messages of earlier segments are context.
+The template's rendering is tokenised piece by piece, like the sampler's. A completion starts after the rendering of
+everything before it, with the header of a reply, and ends with the model's end-of-turn token. Header, tool results and
+messages of earlier segments are context.
 
 Guaranteed: the joined pieces are the template's rendering of the whole conversation, and each turn's prompt extends
 the previous one with its completion. Messages, tools and arguments retain their order and text; arguments in JSON text
@@ -222,7 +215,6 @@ def trajectory_of(conversation: Conversation, codec: Codec) -> Trajectory:
 
 
 def _pieces(conversation: Conversation, codec: Codec) -> list[str]:
-    """The rendering, split at the start of each trained message."""
     rendered = _render(conversation, codec, len(conversation.messages))
     starts = []
     for index in conversation.trained:
@@ -263,7 +255,6 @@ def _render(conversation: Conversation, codec: Codec, count: int, **options: Any
 
 
 def _refuse_control_tokens(conversation: Conversation, codec: Codec) -> None:
-    """Raise DataError for text that contains control tokens, which could start or end a turn."""
     controls = [codec.decode([i]) for i in sorted(codec.role_ids)]
     for text in _texts([*conversation.messages, *conversation.tools]):
         for control in controls:

@@ -218,7 +218,6 @@ class _Planner:
             self.parts.append(AttentionPart(slice(tile, min(tile + TILE, queries.stop)), slice(start, end)))
 
     def _square(self, start: int, stop: int) -> None:
-        """Queries of whole subtrees on their keys, with a mask."""
         queries = self._queries(start, stop)
         if queries.start < queries.stop:
             hidden = ~on_path(self._exits, self._places[queries], torch.arange(start, stop))

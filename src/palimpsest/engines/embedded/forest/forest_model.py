@@ -273,7 +273,7 @@ class _Recomputed(torch.autograd.Function):
         """Chunks last to first, autograd's own order."""
         chunks: _Chunks = ctx.chunks
         hidden, *weights = ctx.saved_tensors
-        hidden_grad, sums = torch.empty_like(hidden), [_Sum(weight.dtype) for weight in weights]
+        hidden_grad, sums = torch.empty_like(hidden), dict[int, Tensor]()
         pieces, into = hidden.split(chunks.size), hidden_grad.split(chunks.size)
         outputs = 2 if chunks.entropy_gradient else 1
         for number in reversed(range(len(pieces))):
@@ -285,25 +285,8 @@ class _Recomputed(torch.autograd.Function):
                 results, (piece, *weights), [grad[wanted] for grad in grads[:outputs]], allow_unused=True
             )
             into[number].copy_(of_piece)
-            for total, grad in zip(sums, of_weights, strict=True):
-                total.add(grad)
-        return None, hidden_grad, *(total.rounded() for total in sums)
-
-
-class _Sum:
-    """Sum of gradients in float32 or wider."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._value: Tensor | None = None
-
-    def add(self, grad: Tensor | None) -> None:
-        if grad is None:
-            return
-        if self._value is None:
-            self._value = grad.to(torch.promote_types(self._dtype, torch.float32))
-        else:
-            self._value.add_(grad)
-
-    def rounded(self) -> Tensor | None:
-        return None if self._value is None else self._value.to(self._dtype)
+            for at, grad in enumerate(of_weights):
+                if grad is not None:
+                    wide = torch.promote_types(weights[at].dtype, torch.float32)
+                    sums[at] = sums[at].add_(grad) if at in sums else grad.to(wide)
+        return None, hidden_grad, *(sums[at].to(w.dtype) if at in sums else None for at, w in enumerate(weights))

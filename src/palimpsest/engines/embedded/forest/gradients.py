@@ -113,7 +113,6 @@ class ForestGradients:
     def _micro_step(
         self, forest: Forest, forward: Forward, old: OldLogprobs | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, float]]:
-        """Add the gradient of one micro-batch; returns loss, sums and maxima."""
         logprobs, entropy = forward(forest, False)
         if self._objective == "nll":
             loss, sums = nll_loss(logprobs=logprobs, weights=forest.weights)
@@ -123,7 +122,16 @@ class ForestGradients:
             if self._has_reference:
                 with torch.no_grad():
                     reference = forward(forest, True)[0]
-            loss, sums = self._policy_loss(forest, logprobs, entropy, old, reference)
+            loss, sums = policy_loss(
+                logprobs=logprobs,
+                old_logprobs=self._before(forest, logprobs, old),
+                sampler_logprobs=forest.sampler_logprobs,
+                advantages=forest.advantages,
+                weights=forest.weights,
+                ref_logprobs=reference,
+                entropy=entropy,
+                config=self._config,
+            )
         loss.backward()
         recomputed = self._objective == "policy" and self._config.old_logprobs == "recompute"
         learner = self._before(forest, logprobs, old) if recomputed else logprobs.detach()  # as losses.py's mean
@@ -136,22 +144,3 @@ class ForestGradients:
         if old is None or not forest.indices:
             return logprobs.detach()
         return torch.cat([old[i] for i in forest.indices])
-
-    def _policy_loss(
-        self,
-        forest: Forest,
-        logprobs: Tensor,
-        entropy: Tensor,
-        old: OldLogprobs | None,
-        reference: Tensor | None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        return policy_loss(
-            logprobs=logprobs,
-            old_logprobs=self._before(forest, logprobs, old),
-            sampler_logprobs=forest.sampler_logprobs,
-            advantages=forest.advantages,
-            weights=forest.weights,
-            ref_logprobs=reference,
-            entropy=entropy,
-            config=self._config,
-        )
