@@ -165,10 +165,7 @@ def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec
             lambda: palimpsest.play(palimpsest.Problem("a", "Who?", (), ["x"])),
             "palimpsest.play(problem=...): Problem.context is of type list",
         ),
-        (
-            lambda: palimpsest.evaluate(api_key_env="X"),
-            "--api-key-env X: needs an endpoint; set --base-url",
-        ),
+        (lambda: palimpsest.evaluate(api_key_env="X"), "--api-key-env X: needs an endpoint; set --base-url"),
         (lambda: palimpsest.train(), "train: pass a recipe"),
         (lambda: palimpsest.ask("embedded", "no.txt", "Who?", api_key_env="X"), "--api-key-env X"),
     ],
@@ -190,8 +187,7 @@ def test_an_unknown_argument_is_told_by_the_call_that_was_made_with_the_nearest(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "key"),
-    [("max_steps", "train.max_steps"), ("steps", "train.max_steps"), ("lr", "optim.learning_rate")],
+    ("wrong", "key"), [("max_steps", "train.max_steps"), ("steps", "train.max_steps"), ("lr", "optim.learning_rate")]
 )
 def test_a_key_of_the_configuration_is_no_argument(wrong: str, key: str) -> None:
     call: Any = palimpsest.train
@@ -361,10 +357,7 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
     [
         (lambda: palimpsest.train("memagent-7"), "did you mean memagent-7b?"),
         (lambda: palimpsest.train("memagent-7b", {"train": {"stps": 3}}), "train.stps; did you mean train.max_steps?"),
-        (
-            lambda: palimpsest.train("memagent-7b", {"train.max_steps": "many"}),
-            "train.max_steps='many'",
-        ),
+        (lambda: palimpsest.train("memagent-7b", {"train.max_steps": "many"}), "train.max_steps='many'"),
         (lambda: palimpsest.train("memagent-7b", "train.max_steps=3"), "give a mapping or a list of texts"),
         (lambda: palimpsest.evaluate(overrides={"chunksize": 3}), "policy.options.chunksize"),
         (lambda: palimpsest.evaluate(chunks=0), "chunks=[0]"),
@@ -387,10 +380,7 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         (lambda: palimpsest.evaluate(3), "palimpsest.evaluate(model=...) is of type int: pass a transformers model"),
         (lambda: palimpsest.play("Who?", "He.", model=None), "palimpsest.play(model=...) is missing: pass a transf"),
         (lambda: palimpsest.evaluate(policy=3), "palimpsest.evaluate(policy=...) is of type int: pass a class"),
-        (
-            lambda: palimpsest.evaluate(chunks="4,8"),
-            "chunks='4,8': expected a whole number or a list",
-        ),
+        (lambda: palimpsest.evaluate(chunks="4,8"), "chunks='4,8': expected a whole number or a list"),
         (lambda: palimpsest.evaluate(chunks=4.0), "chunks=4.0: expected a whole number or a list"),
         (lambda: palimpsest.evaluate(chunks=[]), "chunks=[]: expected"),
         (lambda: palimpsest.evaluate(documents=4), "data.train_files=synthetic has none"),

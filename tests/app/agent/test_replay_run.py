@@ -91,14 +91,7 @@ def test_with_the_same_weights_an_episode_ends_in_the_tokens_that_were_recorded(
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("policy", "options"),
-    [
-        ("overwrite", BUDGETS),
-        ("recall", TAGGED),
-        ("retrieval", BUDGETS),
-    ],
-)
+@pytest.mark.parametrize(("policy", "options"), [("overwrite", BUDGETS), ("recall", TAGGED), ("retrieval", BUDGETS)])
 def test_another_memory_is_what_the_next_turn_remembers_under_every_policy_that_reads(
     policy: str, options: dict[str, Any], tmp_path: Path, tiny_model_folder: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""`palimpsest data build --drop-answered`: what a model knows without the document is left out."""
+"""`palimpsest data build --drop-answered`: questions that a model answers without the document are omitted."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def questions(path: Path, count: int = 6) -> Path:
     return path
 
 
-def test_questions_that_an_evaluation_answered_are_left_out_and_counted(tmp_path: Path) -> None:
-    """One right reply of several is enough; an ungraded question, and one that wasn't asked, stay."""
+def test_answered_questions_are_omitted_and_counted(tmp_path: Path) -> None:
+    """One right reply of several is enough; ungraded and unplayed questions stay."""
     source = questions(tmp_path / "a.json")
     samples = [
         sample("q0", 1.0),
@@ -50,13 +50,13 @@ def test_questions_that_an_evaluation_answered_are_left_out_and_counted(tmp_path
     assert built.left_out == {"answered without the document": 3}
     assert {problem.id for problem in read_problems(tmp_path / "set" / "eval_2.jsonl")} == {"q2", "q3", "q5"}
     manifest = json.loads((tmp_path / "set" / MANIFEST).read_text())
-    assert [(told["file"], told["role"]) for told in manifest["sources"]] == [
+    assert [(row["file"], row["role"]) for row in manifest["sources"]] == [
         ("samples.jsonl", "answered"),
         ("a.json", "source"),
     ]
 
 
-def test_of_another_evaluation_the_closed_book_baseline_counts(tmp_path: Path) -> None:
+def test_the_closed_book_baseline_of_an_evaluation_counts(tmp_path: Path) -> None:
     baselines = [("q1", "closed book"), ("q2", "retrieval")]
     samples = [sample("q0", 1.0), *(sample(name, 1.0, player=player, baseline=True) for name, player in baselines)]
     folder = write_evaluation(tmp_path / "eval", samples, {"policies": {"overwrite": {"name": "overwrite"}}})
@@ -67,8 +67,8 @@ def test_of_another_evaluation_the_closed_book_baseline_counts(tmp_path: Path) -
 def test_a_folder_without_closed_book_episodes_is_refused(tmp_path: Path) -> None:
     source = questions(tmp_path / "a.json")
     agent = write_evaluation(tmp_path / "agent", [sample("q0", 1.0)], {"policies": {"o": {"name": "overwrite"}}})
-    for folder, told in ((tmp_path, "no finished evaluation"), (agent, "has no closed-book episodes")):
-        with pytest.raises(DataError, match=rf"--drop-answered .*: {told}.*palimpsest eval --policy closed_book"):
+    for folder, message in ((tmp_path, "no finished evaluation"), (agent, "has no closed-book episodes")):
+        with pytest.raises(DataError, match=rf"--drop-answered .*: {message}.*palimpsest eval --policy closed_book"):
             build_contexts([source], Contexts((2,)), answered=[folder], out=tmp_path / "set")
     assert not (tmp_path / "set").exists()
 
@@ -76,12 +76,12 @@ def test_a_folder_without_closed_book_episodes_is_refused(tmp_path: Path) -> Non
 def test_the_commands_filter_a_file(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
     source, out = questions(tmp_path / "a.json", 4), tmp_path / "closed"
 
-    def knows_one(request: dict[str, Any]) -> str:
+    def knows_q1(request: dict[str, Any]) -> str:
         return "\\boxed{Rome}" if "Where is q1?" in json.dumps(request) else "\\boxed{nowhere}"
 
-    with endpoint_server(Server(takes="chat", speak=knows_one)) as server:
-        asked = ("--base-url", server.url, "served", "--tokenizer", str(tiny_model_folder))
-        done = palimpsest("eval", "--policy", "closed_book", *asked, "--data", str(source), "--out", str(out))
+    with endpoint_server(Server(takes="chat", speak=knows_q1)) as server:
+        endpoint = ("--base-url", server.url, "served", "--tokenizer", str(tiny_model_folder))
+        done = palimpsest("eval", "--policy", "closed_book", *endpoint, "--data", str(source), "--out", str(out))
     assert done.returncode == 0, done.stderr
     options = (str(source), "--documents", "2", "--drop-answered", str(out))
     done = palimpsest("data", "build", *options, "--out", str(tmp_path / "set"))

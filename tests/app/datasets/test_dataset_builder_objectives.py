@@ -1,4 +1,4 @@
-"""Problems of several questions, made of files of single ones."""
+"""Problems of several questions, made from files of single questions."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def hotpot(path: Path, count: int = 12) -> Path:
     return path
 
 
-def test_a_search_asks_several_and_no_question_comes_twice(tmp_path: Path) -> None:
+def test_problems_to_search_for_repeat_no_question(tmp_path: Path) -> None:
     source = hotpot(tmp_path / "a.json")
     made = make_objectives([source, source], (1, 2, 5), out=tmp_path / "set", seed=1)
     assert made.problems == {"objectives_1.jsonl": 12, "objectives_2.jsonl": 6, "objectives_5.jsonl": 2}
     for size in (2, 5):
         problems = list(read_problems(tmp_path / "set" / f"objectives_{size}.jsonl"))
-        asked = [each["question"] for problem in problems for each in problem.metadata["objectives"]]
-        assert len(asked) == len(set(asked)) == size * len(problems)
+        texts = [row["question"] for problem in problems for row in problem.metadata["objectives"]]
+        assert len(texts) == len(set(texts)) == size * len(problems)
         for problem in problems:
             assert problem.context is None
             golds = json.loads(problem.answers[0])
-            for each in problem.metadata["objectives"]:
-                number = re.findall(r"\d+", each["question"])[0]
-                assert golds[each["name"]] == f"name {number}"
-                assert f"{each['name']}: Who is {number}?" in problem.question
+            for row in problem.metadata["objectives"]:
+                number = re.findall(r"\d+", row["question"])[0]
+                assert golds[row["name"]] == f"name {number}"
+                assert f"{row['name']}: Who is {number}?" in problem.question
 
 
-def test_one_document_holds_the_gold_of_every_question(tmp_path: Path, palimpsest: Any) -> None:
+def test_one_document_contains_the_gold_of_every_question(tmp_path: Path, palimpsest: Any) -> None:
     source = hotpot(tmp_path / "a.json")
     command = ["data", "combine", str(source), "--objectives", "3", "--documents", "30", "--problems", "4"]
     done = palimpsest(*command, "--out", str(tmp_path / "set"))
@@ -54,17 +54,17 @@ def test_one_document_holds_the_gold_of_every_question(tmp_path: Path, palimpses
     problems = list(read_problems(tmp_path / "set" / "objectives_3.jsonl"))
     assert len(problems) == 4
     for problem in problems:
-        found = re.split(r"(?:^|\n\n)Document \d+:\n", problem.context or "")[1:]
-        assert len(set(found)) == 30
+        texts = re.split(r"(?:^|\n\n)Document \d+:\n", problem.context or "")[1:]
+        assert len(set(texts)) == 30
         assert len(problem.questions) == 3
         for question in problem.questions:
             number = re.findall(r"\d+", question.text)[0]
             assert question.answers == (f"name {number}",)
-            assert {f"T{number} 3\nText 3 of {number}.", f"T{number} 0\nText 0 of {number}."} <= set(found)
+            assert {f"T{number} 3\nText 3 of {number}.", f"T{number} 0\nText 0 of {number}."} <= set(texts)
         assert len(problem.metadata["evidence"]) == 6
 
 
-def test_more_than_there_are_is_refused(tmp_path: Path) -> None:
+def test_too_few_questions_are_refused(tmp_path: Path) -> None:
     source = hotpot(tmp_path / "a.json")
     with pytest.raises(DataError, match=r"12 questions make 4 problems of 3, not 5"):
         make_objectives([source], (3,), out=tmp_path / "set", count=5)

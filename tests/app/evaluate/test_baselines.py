@@ -155,9 +155,7 @@ def test_retrieval_has_as_many_tokens_as_the_agents_longest_turn_and_its_questio
     assert [problem.id for problem in entry.problems] == ["s", "l"]
 
 
-def test_options_of_retrieval_are_those_of_the_configurations_baseline_with_its_policy(
-    tiny_model_folder: Path,
-) -> None:
+def test_options_of_retrieval_are_those_of_the_configurations_baseline_with_its_policy(tiny_model_folder: Path) -> None:
     def tokens(**settings: Any) -> int:
         found = palimpsest.evaluate(tiny_model_folder, chunks=4, limit=1, overrides={**BUDGETS, **settings}, quiet=True)
         (sample,) = [each for each in found.baseline_samples if each.player == "retrieval"]

@@ -14,11 +14,7 @@ from palimpsest.errors import ConfigError
 from support.command import Run
 
 READS = ("question_tokens=200", "chunk_size=128")
-METHODS = {
-    "memagent": READS,
-    "rememr1": READS,
-    "memact": ("policy.options.tools.search.source=document",),
-}
+METHODS = {"memagent": READS, "rememr1": READS, "memact": ("policy.options.tools.search.source=document",)}
 SETS = ("niah_single_1_300", "niah_multikey_2_300", "vt_300")
 
 

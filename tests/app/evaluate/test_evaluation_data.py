@@ -42,16 +42,7 @@ def test_a_question_without_a_gold_is_played_once_and_counted_beside_the_accurac
     palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     path, out = lines(tmp_path / "dev.jsonl", *GOLDLESS), tmp_path / "out"
-    words = [
-        "eval",
-        "--no-baselines",
-        str(tiny_model_folder),
-        "--data",
-        str(path),
-        *WORDS,
-        "--out",
-        str(out),
-    ]
+    words = ["eval", "--no-baselines", str(tiny_model_folder), "--data", str(path), *WORDS, "--out", str(out)]
     done = palimpsest(*words)
     assert done.returncode == 0
     assert "1 question without a gold answer" in done.stdout

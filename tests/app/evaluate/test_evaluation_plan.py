@@ -116,10 +116,7 @@ def test_options_go_to_the_policies_that_have_them() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"policy": ("overwrite", "prune")},
-            "policy=overwrite,prune: overwrite answers for reward.name=boxed, prune",
-        ),
+        ({"policy": ("overwrite", "prune")}, "policy=overwrite,prune: overwrite answers for reward.name=boxed, prune"),
         ({"policy": ("overwrite", "overwrite")}, "overwrite appears twice"),
         ({"data": ("a.jsonl", "synthetic")}, "data=synthetic: "),
         ({"samples": 2}, "samples=2: at temperature 0"),

@@ -77,13 +77,7 @@ def test_the_same_from_python(tiny_model_folder: Path) -> None:
     with endpoint_server() as server:
         options = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
         evaluation = evaluate(
-            "served",
-            base_url=server.url,
-            tokenizer=tiny_model_folder,
-            overrides=options,
-            chunks=2,
-            limit=2,
-            quiet=True,
+            "served", base_url=server.url, tokenizer=tiny_model_folder, overrides=options, chunks=2, limit=2, quiet=True
         )
     assert len(evaluation) == 2
     assert evaluation.endpoint is not None

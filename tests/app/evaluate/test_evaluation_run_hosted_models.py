@@ -195,12 +195,7 @@ ENDPOINT = ("--base-url", "http://127.0.0.1:9/v1", "engine.max_model_len=4096", 
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("probe", MODEL),
-        ("eval", MODEL),
-        ("eval", MODEL, "--policy", "overwrite,full_context"),
-    ],
+    "words", [("probe", MODEL), ("eval", MODEL), ("eval", MODEL, "--policy", "overwrite,full_context")]
 )
 @pytest.mark.parametrize("key", ["thinking_tokens=5", "concurrency=2"])
 def test_keys_of_the_endpoint_are_valid_with_a_recipe(

@@ -69,16 +69,10 @@ def test_an_evaluation_killed_while_it_plays_goes_on_with_what_it_logged(
 
 
 @pytest.mark.slow
-def test_two_trainings_at_once_are_refused_on_one_folder_and_fine_on_two(
-    tmp_path: Path,
-) -> None:
+def test_two_trainings_at_once_are_refused_on_one_folder_and_fine_on_two(tmp_path: Path) -> None:
     """Both begin while the other is at it, in whatever order."""
     child = Path(__file__).parents[2] / "support" / "kill_child.py"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
     def begin(name: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(child), "fakes", str(tmp_path / name), "none"]

@@ -124,9 +124,7 @@ def test_a_run_that_completes_no_step_ends_after_its_last_restart_with_the_first
 ) -> None:
     with pytest.raises(ProcessesLost, match="process 4 was lost") as caught:
         lossy([(0, lost(number)) for number in (1, 2, 3, 4)], restarts=3)
-    assert caught.value.__notes__ == [
-        "restarts: 3 (cluster.max_restarts=3); the first followed: process 1 was lost",
-    ]
+    assert caught.value.__notes__ == ["restarts: 3 (cluster.max_restarts=3); the first followed: process 1 was lost"]
     assert waited == [1, 2, 4]
     assert len(Lossy.folders) == 4
 

@@ -66,10 +66,7 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
             [{"step": 20, "eval/accuracy": -3.0}, {"step": 40, "eval/accuracy": 7.0}],
             ["Held-out reward -3.00 after step 20, 7.00 after step 40: beyond 0 to 1, so its noise is unknown."],
         ),
-        (
-            [{"step": 20, "eval/accuracy": 0.5}, {"step": 40, "eval/accuracy": 0.55}],
-            ["no change beyond noise"],
-        ),
+        ([{"step": 20, "eval/accuracy": 0.5}, {"step": 40, "eval/accuracy": 0.55}], ["no change beyond noise"]),
     ],
 )
 def test_a_gain_is_told_with_its_noise(told: list[dict[str, Any]], words: list[str]) -> None:
