@@ -30,10 +30,6 @@ def small(model: Path, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in small_run(model, **changes).items() if not key.startswith("data.")}
 
 
-def saved(run: palimpsest.Run) -> Any:
-    return yaml.safe_load((run.folder / "config.yaml").read_text())
-
-
 def local_reward() -> Any:
     """A function that no module has."""
 
@@ -43,24 +39,27 @@ def local_reward() -> Any:
     return by_number
 
 
+def one(problem: palimpsest.Problem, trajectory: palimpsest.Trajectory) -> float:
+    return 1.0
+
+
+def test_a_reward_of_a_module_is_stored_by_name(tiny_model_folder: Path, tmp_path: Path) -> None:
+    changes = small_run(tiny_model_folder, max_steps=1)
+    run = palimpsest.train("memagent-quickstart", changes, reward=one, out=tmp_path / "run", quiet=True)
+    assert run.config.reward.name == f"{__name__}:one"
+
+
 def test_a_reward_and_problems_can_be_objects(tiny_model_folder: Path, tmp_path: Path) -> None:
     seen: list[int] = []
 
     def watch(step: int, metrics: Any, timings: Any) -> None:
         seen.append(step)
 
-    run = palimpsest.train(
-        "memagent-quickstart",
-        small(tiny_model_folder),
-        reward=local_reward(),
-        data=ROWS,
-        callbacks=watch,
-        out=tmp_path / "run",
-        quiet=True,
-    )
+    things: Any = {"reward": local_reward(), "data": ROWS, "callbacks": watch, "out": tmp_path / "run", "quiet": True}
+    run = palimpsest.train("memagent-quickstart", small(tiny_model_folder), **things)
     assert run.metrics.column("reward/mean") == [0.75, 0.75]
     assert seen == [1, 2]
-    config = saved(run)
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert (config["reward"]["name"], config["data"]["train_files"]) == ("object:by_number", "object:data")
     assert config["logging"]["report_to"] == ["jsonl", "object:watch"]
     assert config["data"]["curriculum"] is None
@@ -68,16 +67,13 @@ def test_a_reward_and_problems_can_be_objects(tiny_model_folder: Path, tmp_path:
     assert [(sample.id, sample.value) for sample in evaluation] == [("data-0", 0.25), ("data-1", 0.25)]
 
 
-def test_a_reward_that_was_given_is_the_only_one(tiny_model_folder: Path, tmp_path: Path) -> None:
-    """memagent-quickstart multiplies its own by 1 - 2 x the share of sentences that stand nowhere."""
-    reward = local_reward()
-    run = palimpsest.train(
-        "memagent-quickstart", small_run(tiny_model_folder), reward=reward, out=tmp_path / "a", quiet=True
-    )
-    assert run.config.reward.unsupported_penalty == 0
-    asked = small_run(tiny_model_folder, max_steps=1) | {"reward.unsupported_penalty": 2.0}
-    run = palimpsest.train("memagent-quickstart", asked, reward=reward, out=tmp_path / "b", quiet=True)
-    assert run.config.reward.unsupported_penalty == 2
+@pytest.mark.parametrize(("overrides", "penalty"), [({}, 0), ({"reward.unsupported_penalty": 2.0}, 2)])
+def test_a_reward_object_replaces_the_recipes_penalty(
+    overrides: dict[str, Any], penalty: float, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    changes = small_run(tiny_model_folder, max_steps=1) | overrides
+    run = palimpsest.train("memagent-quickstart", changes, reward=local_reward(), out=tmp_path / "a", quiet=True)
+    assert run.config.reward.unsupported_penalty == penalty
 
 
 def test_a_resumed_run_is_given_its_objects_again(tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -106,23 +102,6 @@ def at_once() -> Any:
     stop = GracefulStop()
     stop.request("enough")
     return stop
-
-
-def test_what_a_module_has_is_named_so_that_a_command_can_resume(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "named_rewards.py").write_text("def one(problem, trajectory):\n    return 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import named_rewards  # type: ignore[import-not-found]
-
-    run = palimpsest.train(
-        "memagent-quickstart",
-        small_run(tiny_model_folder, max_steps=1),
-        reward=named_rewards.one,
-        out=tmp_path / "run",
-        quiet=True,
-    )
-    assert run.config.reward.name == "named_rewards:one"
 
 
 class Sized:
@@ -201,28 +180,20 @@ class Held(palimpsest.MemoryPolicy):
 
 def test_a_policy_is_a_class_or_an_object(tiny_model_folder: Path, tmp_path: Path) -> None:
     changes: Any = small(tiny_model_folder, max_steps=1)
-    del changes["policy.options"]
-    named = f"{Parrot.__module__}:Parrot"
-    held: Any = Held(Parrot(3))
-    given: list[tuple[Any, str, dict[str, Any], str]] = [
-        (Parrot, named, {}, "Rome"),
-        (Parrot(2), named, {"characters": 2}, "Ro"),
-        (held, "object:Held", {}, "Rom"),
+    sizes = changes.pop("policy.options")
+    name = f"{Parrot.__module__}:Parrot"
+    policies: list[tuple[Any, str, dict[str, Any]]] = [
+        (Parrot, name, {}),
+        (Parrot(2), name, {"characters": 2}),
+        (Held(Parrot(3)), "object:Held", {}),
+        (OverwritePolicy(**sizes), "overwrite", sizes),
     ]
-    for number, (policy, name, options, answer) in enumerate(given):
+    for number, (policy, name, options) in enumerate(policies):
         out = tmp_path / str(number)
         run = palimpsest.train("memagent-quickstart", changes, policy=policy, data=ROWS, out=out, quiet=True)
-        assert (run.config.policy.name, run.config.policy.options) == (name, options)
-        assert run.play("Where?", "Rome, said Anna.").answer == answer
-
-
-def test_a_shipped_policy_object_becomes_its_name_and_options(tiny_model_folder: Path, tmp_path: Path) -> None:
-    policy = OverwritePolicy(chunk_size=64, memory_tokens=8, question_tokens=64, answer_tokens=8)
-    changes = small(tiny_model_folder, max_steps=1)
-    del changes["policy.options"]
-    run = palimpsest.train("memagent-quickstart", changes, policy=policy, data=ROWS, out=tmp_path / "run", quiet=True)
-    assert run.config.policy.name == "overwrite"
-    assert run.config.policy.options["memory_tokens"] == 8
+        assert (run.config.policy.name, run.config.policy.options.items() >= options.items()) == (name, True)
+        if name != "overwrite":
+            assert run.play("Where?", "Rome, said Anna.").answer == "Rome, said Anna."[: [4, 2, 3][number]]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +226,7 @@ def test_a_wrong_object_is_refused_by_its_argument_or_key(
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_given_twice_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_an_argument_and_its_override_are_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
     both = {**small_run(tiny_model_folder), "reward.name": "em"}
     with pytest.raises(palimpsest.PalimpsestError, match=r"train\(reward=\.\.\.\) and the override reward\.name"):
         palimpsest.train("memagent-quickstart", both, reward=local_reward(), out=tmp_path / "run", quiet=True)

@@ -102,20 +102,6 @@ def test_the_next_steps_of_a_run_with_objects_are_calls(
     assert "overrides={'train.max_steps': 4}" in train_on
 
 
-def test_what_is_suggested_for_measuring_a_run_with_objects_can_be_called(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    rows = [{"question": "Who?", "answers": ["Bob"], "context": "Bob."}]
-    things: Any = {"reward": worth(0.5), "data": rows, "out": tmp_path / "run", "quiet": True}
-    run = palimpsest.train("memagent-quickstart", without_data(tiny_model_folder), **things)
-    (measure, _) = next_steps(run.folder, run.config, 2)
-    assert measure.startswith(f"palimpsest.evaluate({str(run.folder)!r}, data=[...], reward=..., out=")
-    evaluation = palimpsest.evaluate(
-        run.folder, data=rows, reward=things["reward"], out=run.folder / "eval", baselines=False, quiet=True
-    )
-    assert evaluation.accuracy.mean == 0.5
-
-
 def without_data(model: Path) -> dict[str, Any]:
     return {key: value for key, value in small_run(model).items() if not key.startswith("data.")}
 
