@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +14,6 @@ import palimpsest
 from palimpsest.memory.overwrite import OverwritePolicy
 from support.small_run import small_run
 
-ROOT = Path(__file__).parents[2]
 ROWS = [
     {"question": f"What does {name} drink?", "answers": [drink], "context": f"{name} drinks {drink}.\nBob likes rain."}
     for name, drink in (("Anna", "tea"), ("Omar", "milk"))
@@ -276,50 +271,3 @@ def test_evaluate_and_play_take_objects_too(tiny_model_folder: Path, tmp_path: P
     assert episode.trajectory.turns == named.trajectory.turns
     assert episode.grade is not None
     assert episode.grade.value == 0.25
-
-
-SCRIPT = """
-import palimpsest
-from support.small_run import small_run
-
-class Short(palimpsest.MemoryPolicy):
-    async def run(self, problem, model):
-        await model.generate(model.codec.encode(problem.question), name="answer", max_tokens=2)
-        return palimpsest.Answered("tea")
-
-class Watch:
-    def log(self, step, metrics, timings):
-        print("step", step, metrics["reward/mean"])
-
-def right(problem, trajectory):
-    return float(trajectory.answer in problem.answers)
-
-changes = small_run({model!r}, max_steps=1)
-changes = {{key: changes[key] for key in ("model.path", "train", "logging.report_to")}}
-rows = [{{"question": "What does Anna drink?", "answers": ["tea"], "context": "Anna drinks tea."}}]
-run = palimpsest.train("memagent-quickstart", changes, policy=Short, reward=right, data=rows, callbacks=[Watch()],
-                       out="run", quiet=True)
-print(run.play("Who?", "Bob.").answer)
-"""
-
-
-@pytest.mark.slow
-def test_everything_can_be_defined_in_a_script_and_a_command_says_what_it_lacks(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.format(model=str(tiny_model_folder)))
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
-    options: Any = {"capture_output": True, "text": True, "cwd": tmp_path, "env": env, "timeout": 240}
-    done = subprocess.run([sys.executable, "script.py"], **options)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["step 1 1.0", "tea"]
-    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    names = [config["policy"]["name"], config["reward"]["name"], *config["logging"]["report_to"]]
-    assert names == ["object:Short", "object:right", "jsonl", "object:Watch"]
-    started = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[0])
-    assert started["detail"] == {"given": ["reward", "policy", "data", "callbacks"]}
-    command = [sys.executable, "-m", "palimpsest", "train", "--resume", "run", "train.max_steps=2"]
-    done = subprocess.run(command, **options)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    said = "palimpsest.train(resume='run', reward=..., policy=..., data=..., callbacks=...)"
-    assert said in " ".join(done.stderr.split())

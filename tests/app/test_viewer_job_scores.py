@@ -15,8 +15,6 @@ from palimpsest.app.viewer_job import export
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.types import Group
-from palimpsest.viewer.records.sources import Library
-from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.command import Run
 from support.inspect_logs import read_by_inspect
 from support.view_folders import chunks, evaluation_folder, group, sample
@@ -126,20 +124,6 @@ def test_the_record_of_an_evaluation_is_shown_as_the_evaluation(tmp_path: Path) 
     assert export([folder / "episodes.jsonl.zst"], tmp_path / "out.eval")[0].content.mean == pytest.approx(6 / 7)
 
 
-def test_the_episodes_of_an_evaluation_name_their_player_and_come_with_the_scores_of_all(tmp_path: Path) -> None:
-    told = ViewerApi(Library([wrong_alone(tmp_path / "eval")])).get("/api/runs/eval/steps/all/episodes")
-    assert [(row["player"], row["part"]) for row in told["rows"]] == [
-        *[("baseline: closed book", "4 chunks")] * 6,
-        ("agent: recall", "64 chunks"),
-    ]
-    scores = {(part["player"], part["label"]): (part["episodes"], part["mean"]) for part in told["parts"]}
-    assert scores == {
-        ("agent: recall", "4 chunks"): (6, 1.0),
-        ("agent: recall", "64 chunks"): (1, 0.0),
-        ("baseline: closed book", "4 chunks"): (6, 0.0),
-    }
-
-
 def half(problem: Any, trajectory: Any) -> float:
     """1.0 for problems whose id ends in an even digit."""
     return float(problem.id[-1] in "02468")
@@ -148,16 +132,9 @@ def half(problem: Any, trajectory: Any) -> float:
 def test_inspect_reads_back_the_accuracy_of_an_evaluation_that_was_played(
     tiny_model_folder: Path, tmp_path: Path, palimpsest: Run
 ) -> None:
-    budgets = [
-        "chunk_size=64",
-        "memory_tokens=8",
-        "question_tokens=64",
-        "answer_tokens=8",
-        f"reward.name={__name__}:half",
-    ]
-    asked = list(budgets)
     words = ["eval", str(tiny_model_folder), "--chunks", "1", "--limit", "5", "--out", str(tmp_path / "e")]
-    played = palimpsest(*words, *asked)
+    words += ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
+    played = palimpsest(*words, f"reward.name={__name__}:half")
     assert played.returncode == 0, played.stderr
     (accuracy,) = json.loads((tmp_path / "e" / "summary.json").read_text())["evaluations"]
     done = palimpsest("view", str(tmp_path / "e"), "--export", str(tmp_path / "e.eval"))

@@ -25,8 +25,7 @@ def problem(name: str, document: str | None) -> palimpsest.Problem:
     return palimpsest.Problem(name, "Who likes tea?", ("Bob",), document)
 
 
-SHORT, LONG = [problem("s", "Bob likes tea.")], [problem("l", "Bob likes tea. " * 900)]
-PARTS = {part("set"): SHORT}
+SHORT, LONG = [problem("s", "Bob likes tea.")], [problem("l", "Bob likes tea. " * 150)]
 
 
 def evaluated(model: Path, problems: list[palimpsest.Problem], **options: Any) -> palimpsest.Evaluation:
@@ -38,32 +37,21 @@ def test_all_are_played_beside_the_agent_and_kept_apart(tiny_model_folder: Path,
     closed, whole, retrieval = evaluation.baselines
     (agent,) = evaluation.summaries
     assert agent.cell == Cell("problems", None, None, "overwrite")
-    assert [each.cell for each in evaluation.baselines] == [
-        Cell("problems", None, None, player, baseline=True) for player in ("closed book", "whole document", "retrieval")
-    ]
     assert (closed.problems, closed.part_problems) == (2, None)
     assert (whole.problems, whole.part_problems) == (1, 2)  # where it fits
     assert (retrieval.problems, retrieval.part_problems, retrieval.turns_per_document) == (2, None, 1.0)
     assert [sample.id for sample in evaluation.baseline_samples] == ["s", "l", "s", "s", "l"]
     assert [(sample.id, sample.baseline) for sample in evaluation] == [("s", False), ("l", False)]
     assert whole.documents_cut == 0
-    assert list(evaluation.rows) == [
-        "problems",
-        "closed book, problems",
-        "whole document, problems",
-        "retrieval, problems",
-    ]
+    players = ["closed book", "whole document", "retrieval"]
+    assert list(evaluation.rows) == ["problems", *(f"{player}, problems" for player in players)]
     assert (agent.fits_window, agent.measures_reading) == (1, False)
     assert "measures_reading" not in [note.code for note in evaluation.notes]
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert [(each["set"], each["player"], each["baseline"]) for each in summary["evaluations"]] == [
         ("problems", "overwrite", False)
     ]
-    assert [(each["player"], each["baseline"]) for each in summary["baselines"]] == [
-        ("closed book", True),
-        ("whole document", True),
-        ("retrieval", True),
-    ]
+    assert [(each["player"], each["baseline"]) for each in summary["baselines"]] == [(each, True) for each in players]
     logged = read_samples(tmp_path / "samples.jsonl")[0]
     assert len(logged) == 7
     assert sum(sample.baseline for sample in logged) == 5
@@ -87,11 +75,9 @@ def test_baselines_change_nothing_of_the_agents(tiny_model_folder: Path) -> None
     assert alone.accuracy == beside.accuracy
 
 
-def test_a_log_goes_on_with_and_without_them(tiny_model_folder: Path, tmp_path: Path) -> None:
-    evaluated(tiny_model_folder, SHORT, out=tmp_path, baselines=False)
-    assert len(read_samples(tmp_path / "samples.jsonl")[0]) == 1
-    assert evaluated(tiny_model_folder, SHORT, out=tmp_path).played == 2
-    assert evaluated(tiny_model_folder, SHORT, out=tmp_path).played == 0
+def test_a_log_continues_with_and_without_baselines(tiny_model_folder: Path, tmp_path: Path) -> None:
+    played = [evaluated(tiny_model_folder, SHORT, out=tmp_path, baselines=each).played for each in (False, True, True)]
+    assert played == [1, 2, 0]
 
 
 @pytest.mark.parametrize(("policy", "left"), [("full_context", ["closed book"]), ("closed_book", ["whole document"])])
@@ -111,43 +97,43 @@ def test_problems_without_a_document_have_a_closed_book_alone_which_the_reward_c
     assert "baselines: closed book on 1 problem (--no-baselines skips them)" in capsys.readouterr().err
 
 
+def baselines_of(codec: Codec, config: RunConfig, agent: PolicyConfig, window: int, problems: Any = SHORT) -> list[Any]:
+    engine: Any = SimpleNamespace(codec=codec, sampler=SimpleNamespace(max_context=window))
+    return with_baselines([], {part("set"): problems}, config, [agent], engine, lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("reward", "window", "prompts"),
     [("boxed", 8192, "standard"), ("boxed", 512, "short"), ("final_answer", 8192, "final")],
 )
-def test_they_ask_for_what_the_reward_reads_with_the_agents_budget(
+def test_baselines_have_the_prompts_of_the_reward_and_the_agents_budget(
     tiny_codec: Codec, reward: str, window: int, prompts: str
 ) -> None:
     config = RunConfig.model_validate({"reward": {"name": reward}})
-    engine: Any = SimpleNamespace(codec=tiny_codec, sampler=SimpleNamespace(max_context=window))
     agent = PolicyConfig(name="overwrite", options={"answer_tokens": 12})
-    policies: list[Any] = [each.policy for each in with_baselines([], PARTS, config, [agent], engine, lambda _: None)]
-    assert [policy.prompts for policy in policies] == [prompts] * 2
-    assert [policy.answer_tokens for policy in policies] == [12] * 2
+    policies = [each.policy for each in baselines_of(tiny_codec, config, agent, window)]
+    assert [(policy.prompts, policy.answer_tokens) for policy in policies] == [(prompts, 12)] * 2
 
 
 @pytest.mark.parametrize(("agents", "expected"), [(64, 64), (16, 32)])
-def test_a_budget_that_was_raised_for_the_agents_questions_holds_for_the_recipes_baseline(
+def test_the_agents_larger_question_budget_applies_to_the_recipes_baseline(
     tiny_codec: Codec, agents: int, expected: int
 ) -> None:
-    own = {"full_window": {"name": "full_context", "options": {"question_tokens": 32, "prompts": "short"}}}
-    config = RunConfig.model_validate({"evaluation": {"baselines": own}})
-    engine: Any = SimpleNamespace(codec=tiny_codec, sampler=SimpleNamespace(max_context=512))
+    full = {"name": "full_context", "options": {"question_tokens": 32, "prompts": "short"}}
+    config = RunConfig.model_validate({"evaluation": {"baselines": {"full_window": full}}})
     agent = PolicyConfig(name="overwrite", options={"question_tokens": agents, "answer_tokens": 12})
-    policies: list[Any] = [each.policy for each in with_baselines([], PARTS, config, [agent], engine, lambda _: None)]
-    assert policies[1].question_tokens == expected
+    assert baselines_of(tiny_codec, config, agent, 512)[1].policy.question_tokens == expected
 
 
-def planned(codec: Codec, agent: PolicyConfig, window: int, problems: list[palimpsest.Problem]) -> list[Any]:
-    """Retrieval's entries, next to `agent`."""
-    engine: Any = SimpleNamespace(codec=codec, sampler=SimpleNamespace(max_context=window))
-    found = with_baselines([], {part("set"): problems}, RunConfig(), [agent], engine, lambda _: None)
-    return [each for each in found if each.cell.player == "retrieval"]
+def retrieval_of(codec: Codec, agent: PolicyConfig, problems: list[palimpsest.Problem]) -> list[Any]:
+    """Entries of retrieval for a window of 512 tokens."""
+    entries = baselines_of(codec, RunConfig(), agent, 512, problems)
+    return [each for each in entries if each.cell.player == "retrieval"]
 
 
 def test_retrieval_has_as_many_tokens_as_the_agents_longest_turn_and_its_questions_budget(tiny_codec: Codec) -> None:
     agent = PolicyConfig(name="overwrite", options=BUDGETS)
-    (entry,) = planned(tiny_codec, agent, 512, SHORT + LONG)
+    (entry,) = retrieval_of(tiny_codec, agent, SHORT + LONG)
     context = build_policy(agent).required_context(tiny_codec)
     assert entry.policy.required_context(tiny_codec) == context < 512
     assert (entry.policy.question_tokens, entry.policy.answer_tokens) == (64, 8)
@@ -167,16 +153,16 @@ def test_options_of_retrieval_are_those_of_the_configurations_baseline_with_its_
 
 def test_retrieval_is_not_played_where_every_document_fits_the_agents_context(tiny_codec: Codec) -> None:
     agent = PolicyConfig(name="overwrite", options=BUDGETS)
-    assert planned(tiny_codec, agent, 512, SHORT) == []
-    assert planned(tiny_codec, agent, 512, [problem("none", None)]) == []
+    assert retrieval_of(tiny_codec, agent, SHORT) == []
+    assert retrieval_of(tiny_codec, agent, [problem("none", None)]) == []
 
 
 def test_retrieval_beside_what_takes_the_window_has_the_window(tiny_codec: Codec) -> None:
     for name in ("full_context", "closed_book"):
         options = {"question_tokens": 64, "answer_tokens": 8, "prompts": "short"}
-        (entry,) = planned(tiny_codec, PolicyConfig(name=name, options=options), 512, LONG)
+        (entry,) = retrieval_of(tiny_codec, PolicyConfig(name=name, options=options), LONG)
         assert entry.policy.required_context(tiny_codec) == 512
-    assert planned(tiny_codec, PolicyConfig(name="passages", options=options), 512, LONG) == []
+    assert retrieval_of(tiny_codec, PolicyConfig(name="passages", options=options), LONG) == []
 
 
 def test_problems_that_begin_with_a_memory_have_none_and_it_is_said(

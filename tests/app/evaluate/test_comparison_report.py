@@ -15,14 +15,6 @@ from support.command import Run
 
 READS = ("question_tokens=200", "chunk_size=128")
 METHODS = {"memagent": READS, "rememr1": READS, "memact": ("policy.options.tools.search.source=document",)}
-SETS = ("niah_single_1_300", "niah_multikey_2_300", "vt_300")
-
-
-@pytest.fixture
-def sets(palimpsest: Run, tmp_path: Path) -> tuple[str, ...]:
-    made = ("--tokenizer", "embedded", "--problems", "1", "--lengths", "300", "--out", str(tmp_path / "ruler"))
-    assert palimpsest("data", "ruler", "--tasks", "niah_single_1,niah_multikey_2,vt", *made).returncode == 0
-    return ("--data", str(tmp_path / "ruler"))
 
 
 def run_of(method: str, model: Path, folder: Path) -> str:
@@ -65,26 +57,3 @@ def test_every_model_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest
     assert names_of([".", "runs/a", "../b"]) == ["here", "a", "b"]
     with pytest.raises(ConfigError, match="runs/a appears twice"):
         names_of(["runs/a", "b", "runs/a"])
-
-
-@pytest.mark.slow
-def test_agents_of_three_methods_stand_in_one_report(
-    palimpsest: Run, tiny_model_folder: Path, tmp_path: Path, sets: tuple[str, ...]
-) -> None:
-    folders = []
-    for method, settings in METHODS.items():
-        folders.append(str(tmp_path / method))
-        agent = (str(tiny_model_folder), "--recipe", f"{method}-quickstart", *settings)
-        graded = ("reward.name=fraction", "--no-baselines", "--out", folders[-1])
-        done = palimpsest("eval", *agent, *sets, *graded)
-        assert done.returncode == 0, done.stderr
-    done = palimpsest("compare", *folders, "--out", str(tmp_path / "report"))
-    assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "report" / "compare.json").read_text())
-    assert {(cell["set"], cell["player"]): list(cell["sides"]) for cell in told["cells"]} == {
-        (name, "agent"): list(METHODS) for name in SETS
-    }
-    assert [(pair["second"], pair["problems"]) for pair in told["pairs"]] == [("rememr1", 3), ("memact", 3)]
-    assert not [key for key in told["differs"] if key.startswith("reward.name")]
-    page = (tmp_path / "report" / "compare.html").read_text()
-    assert all(name in page for name in (*METHODS, *SETS))

@@ -69,12 +69,6 @@ def test_an_evaluation_whose_weights_were_recorded_in_part_is_no_changed_one(tmp
         evaluated(model, tmp_path / "out")
 
 
-def test_an_evaluation_goes_on_beside_files_of_the_users_own(tmp_path: Path, tiny_model_folder: Path) -> None:
-    evaluated(tiny_model_folder, tmp_path / "out")
-    (tmp_path / "out" / "notes.txt").write_text("mine")
-    assert len(evaluated(tiny_model_folder, tmp_path / "out")) == 1
-
-
 @pytest.mark.parametrize("names", [["notes.txt"], ["samples.jsonl", "summary.json"]])
 def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(
     tmp_path: Path, tiny_model_folder: Path, names: list[str]

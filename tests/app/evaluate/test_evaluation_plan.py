@@ -85,9 +85,8 @@ def test_a_folder_stands_for_every_set_that_its_manifest_names(tiny_model_folder
 
 def test_a_log_grows_by_further_numbers_of_documents(tiny_model_folder: Path, tmp_path: Path) -> None:
     path, out = save(tmp_path / "a.jsonl", rows(2)), tmp_path / "out"
-    assert evaluated(tiny_model_folder, path, documents=[2, 3], out=out).played == 4
-    assert evaluated(tiny_model_folder, path, documents=[2, 3, 4], out=out).played == 2
-    assert len(read_samples(out / "samples.jsonl")[0]) == 6
+    played = [evaluated(tiny_model_folder, path, documents=sizes, out=out).played for sizes in ([2, 3], [2, 3, 4])]
+    assert (played, len(read_samples(out / "samples.jsonl")[0])) == ([4, 2], 6)
 
 
 def test_several_samples_of_a_problem_begin_with_the_one(tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -121,6 +120,7 @@ def test_options_go_to_the_policies_that_have_them() -> None:
         ({"data": ("a.jsonl", "synthetic")}, "data=synthetic: "),
         ({"samples": 2}, "samples=2: at temperature 0"),
         ({"samples": 0}, "samples=0: expected a whole number from 1"),
+        ({"samples": 10**9}, "samples=1000000000: expected a whole number from 1 to 10,000"),
     ],
 )
 def test_what_one_evaluation_cannot_be_is_refused_by_name(change: dict[str, Any], message: str) -> None:
@@ -136,13 +136,9 @@ def test_names_of_policies() -> None:
 
 def test_the_command_sweeps(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
     files = [str(save(tmp_path / f"{name}.jsonl", rows(2))) for name in "ab"]
-    words = [f"{name}={value}" for name, value in BUDGETS.items()]
-    data = ("--data", files[0], "--data", files[1], "--documents", "2,3")
-    out = ("--no-baselines", "--out", str(tmp_path / "out"))
-    done = palimpsest(
-        "eval", "--policy", "overwrite,sliding_window", str(tiny_model_folder), *data, *words,
-        "window_tokens=64", *out,
-    )  # fmt: skip
+    words = [*(f"{name}={value}" for name, value in BUDGETS.items()), "window_tokens=64", "--no-baselines"]
+    words += ["--data", files[0], "--data", files[1], "--documents", "2,3", "--out", str(tmp_path / "out")]
+    done = palimpsest("eval", "--policy", "overwrite,sliding_window", str(tiny_model_folder), *words)
     assert done.returncode == 0, done.stderr
     assert "overwrite, a, 2 documents" in done.stdout
     assert "sliding_window, b, 3 documents" in done.stdout

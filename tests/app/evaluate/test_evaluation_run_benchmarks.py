@@ -30,6 +30,11 @@ PROBING = {
 }
 
 
+def evaluated(data: Path, recipe: str, server: Server, tokenizer: Path, **overrides: Any) -> library.Evaluation:
+    options: Any = {"base_url": server.url, "tokenizer": tokenizer, "baselines": False, "quiet": True}
+    return library.evaluate("served", data, recipe=recipe, overrides=BUDGETS | overrides, **options)
+
+
 def by_point(request: dict[str, Any], _: int = 0) -> str:
     """Correct where the answer has the point's last word, partial where it begins with a word of the answer."""
     case = case_of(request)
@@ -39,22 +44,14 @@ def by_point(request: dict[str, Any], _: int = 0) -> str:
     return verdict(request, "partial" if any(map(wanted.startswith, case["answer"].split())) else "incorrect")
 
 
-def test_beam_is_worth_the_mean_over_the_points_of_its_rubrics(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_beam_is_the_mean_over_rubric_points(tiny_model_folder: Path, tmp_path: Path) -> None:
     row = {"conversation_id": "1", "chat": CHAT, "probing_questions": repr(PROBING)}
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "100K.jsonl").write_text(json.dumps(row))
     said = Server(takes="chat", speak=lambda body: "FINAL_ANSWER: a red car")
     with endpoint_server(said) as server, judge_server(by_point) as judge:
-        evaluation = library.evaluate(
-            "served",
-            tmp_path / "data",
-            recipe="eval/beam",
-            overrides={**BUDGETS, "reward.judge.url": judge.url, "reward.judge.model": "m"},
-            base_url=server.url,
-            tokenizer=tiny_model_folder,
-            baselines=False,
-            quiet=True,
-        )
+        judged: Any = {"reward.judge.url": judge.url, "reward.judge.model": "m"}
+        evaluation = evaluated(tmp_path / "data", "eval/beam", server, tiny_model_folder, **judged)
     (sample,) = evaluation
     assert [each["value"] for each in sample.questions] == [1.0, pytest.approx(0.5)]  # (1 + 0 + 0.5) / 3 of the second
     assert sample.value == pytest.approx(0.75)
@@ -78,16 +75,7 @@ def test_eventqa_asks_each_question_on_a_reading_of_its_own_and_searches_the_who
     build_contexts([tmp_path / "Accurate_Retrieval.json"], Contexts(), filters=filters, out=tmp_path / "data")
     (tmp_path / "data" / "eval.jsonl").rename(tmp_path / "data" / "eventqa_65536.jsonl")
     with endpoint_server(Server(takes="chat", speak=lambda body: "Then ann LEAVES. That is it.")) as server:
-        evaluation = library.evaluate(
-            "served",
-            tmp_path / "data",
-            recipe="eval/eventqa",
-            overrides=BUDGETS,
-            base_url=server.url,
-            tokenizer=tiny_model_folder,
-            baselines=False,
-            quiet=True,
-        )
+        evaluation = evaluated(tmp_path / "data", "eval/eventqa", server, tiny_model_folder)
     assert [sample.value for sample in evaluation] == [1.0, 0.0]
     assert [sample.answers for sample in evaluation] == [(events[0],), (events[1],)]
     (summary,) = evaluation.summaries
@@ -101,16 +89,7 @@ def test_babilong_is_read_as_its_authors_publish_it(tiny_model_folder: Path, tmp
     (tmp_path / "qa1_4k.json").write_text(json.dumps([row]))
     (tmp_path / "qa1_1M.json").write_text(json.dumps([row | {"target": "kitchen"}]))
     with endpoint_server(Server(takes="chat", speak=lambda body: r"\boxed{In the garden.}")) as server:
-        evaluation = library.evaluate(
-            "served",
-            tmp_path,
-            recipe="eval/babilong",
-            overrides=BUDGETS,
-            base_url=server.url,
-            tokenizer=tiny_model_folder,
-            baselines=False,
-            quiet=True,
-        )
+        evaluation = evaluated(tmp_path, "eval/babilong", server, tiny_model_folder)
     assert {sample.set: (sample.answers, sample.value) for sample in evaluation} == {
         "qa1_4k": (("garden",), 1.0),
         "qa1_1M": (("kitchen",), 0.0),

@@ -43,9 +43,7 @@ def test_training_counts_what_it_cuts_and_its_evaluation_reads_to_the_end(run: p
     episodes = int(2 * row["groups/played"])
     assert (row["episode/documents_cut"], row["episode/turns"], row["eval/documents_cut"]) == (episodes, 2, 0)
     warnings = [event["message"] for event in read_rows(run.folder / "events.jsonl") if event["kind"] == "warning"]
-    assert (
-        len([text for text in warnings if f"step 1: {episodes} episodes omitted a part of their document" in text]) == 1
-    )
+    assert sum(f"step 1: {episodes} episodes omitted a part of their document" in text for text in warnings) == 1
 
 
 def test_an_evaluation_counts_what_it_was_told_to_cut(run: palimpsest.Run, tmp_path: Path) -> None:

@@ -73,17 +73,6 @@ def test_tool_agents_are_rejected_where_text_prompts_cannot_hold_their_calls(
     assert ("engine.mode=completions" in done.stderr) is not played
 
 
-def test_the_same_from_python(tiny_model_folder: Path) -> None:
-    with endpoint_server() as server:
-        options = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
-        evaluation = evaluate(
-            "served", base_url=server.url, tokenizer=tiny_model_folder, overrides=options, chunks=2, limit=2, quiet=True
-        )
-    assert len(evaluation) == 2
-    assert evaluation.endpoint is not None
-    assert evaluation.endpoint.mode == "tokens"
-
-
 def test_an_evaluation_goes_on_at_another_address_but_not_in_another_mode(
     tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
 ) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.cli.main import app
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Sample, SampleKey, read_samples, write_request
 from palimpsest.files import sha256
@@ -48,8 +47,11 @@ def values(folder: Path) -> dict[str, float | None]:
     return {each.id: each.value for each in read_samples(folder / SAMPLES)[0]}
 
 
-def test_an_old_log_gets_new_values_and_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("identity", [True, False])
+def test_an_old_log_gets_new_values_and_is_unchanged(identity: bool, tmp_path: Path) -> None:
     folder = evaluation(tmp_path / "e")
+    if not identity:
+        (folder / IDENTITY).unlink()
     before = contents(folder)
     done, out = regraded(folder, "reward.name=f1"), folder / "regraded" / "f1"
     assert contents(folder) == before
@@ -77,34 +79,14 @@ def test_the_same_reward_gives_the_same_grades_as_the_evaluation_gave(tiny_model
     }
 
 
-def test_rows_stand_by_policy_and_then_from_short_to_long_as_those_of_the_evaluation_do(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    played = palimpsest.evaluate(
-        tiny_model_folder,
-        policy="sliding_window,full_context",
-        chunks=[2, 1],
-        limit=1,
-        baselines=False,
-        out=tmp_path / "e",
-        quiet=True,
-    )
+def test_rows_have_the_order_of_the_evaluations(tiny_model_folder: Path, tmp_path: Path) -> None:
+    options: Any = {"policy": "sliding_window,full_context", "chunks": [2, 1], "limit": 1, "baselines": False}
+    played = palimpsest.evaluate(tiny_model_folder, out=tmp_path / "e", quiet=True, **options)
     done = regraded(tmp_path / "e")
     assert [each.cell for each in done.summaries] == [each.cell for each in played.summaries]
-    assert [(each.cell.player, each.cell.size) for each in done.summaries] == [
-        ("sliding_window", 1),
-        ("sliding_window", 2),
-        ("full_context", 1),
-        ("full_context", 2),
-    ]
-    assert list(done.rows) == list(played.rows)
-    assert done.policies == played.policies
-
-
-def test_a_log_without_its_identity_is_graded(tmp_path: Path) -> None:
-    folder = evaluation(tmp_path / "e")
-    (folder / IDENTITY).unlink()
-    assert regraded(folder, "reward.name=sub_em").summaries[0].graded == 3
+    rows = [(each.cell.player, each.cell.size) for each in done.summaries]
+    assert rows == [(player, size) for player in ("sliding_window", "full_context") for size in (1, 2)]
+    assert (list(done.rows), done.policies) == (list(played.rows), played.policies)
 
 
 def test_a_regrading_is_an_evaluation_that_compare_takes(tmp_path: Path) -> None:
@@ -150,19 +132,12 @@ def test_what_needs_more_than_the_answer_is_refused_by_name(override: str, messa
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        {"data": "synthetic"},
-        {"policy": "overwrite"},
-        {"reward": sum},
-        {"recipe": "memagent"},
-        {"chunks": 4},
-        {"limit": 1},
-    ],
+    "option",
+    [{"data": "x"}, {"policy": "overwrite"}, {"reward": sum}, {"recipe": "memagent"}, {"chunks": 4}, {"limit": 1}],
 )
-def test_what_would_be_played_is_refused_where_nothing_is(given: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(given))}: --regrade runs no episodes"):
-        palimpsest.evaluate(regrade=evaluation(tmp_path / "e"), quiet=True, **given)
+def test_options_of_playing_are_refused(option: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(option))}: --regrade runs no episodes"):
+        palimpsest.evaluate(regrade=evaluation(tmp_path / "e"), quiet=True, **option)
 
 
 def test_layers_of_training_are_left_out_of_a_regrading_as_of_the_evaluation(
@@ -208,9 +183,7 @@ def test_an_evaluation_that_has_not_ended_is_graded_as_far_as_it_is_and_told(
         {"set": "questions", "size": None, "unit": None, "metrics": {"em": 1.0, "objectives": 4.0}},
     ],
 )
-def test_golds_of_several_objectives_are_not_in_the_log_and_that_is_said(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
+def test_problems_of_several_objectives_are_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path / "e", [sample("p0", 1.0, **fields)])
     with pytest.raises(DataError, match="has several questions with separate golds"):
         regraded(folder, "reward.name=final_answer")
@@ -269,8 +242,3 @@ def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path
     assert {each.cell.player for each in done.summaries} == {"agent"}
     assert {each.cell.player for each in done.baselines} == {"closed book"}
     assert [row[""] for row in done.table] == sets + [f"closed book, {name}" for name in sets]
-
-
-def test_the_command_rejects_options_of_playing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="limit: --regrade runs no episodes"):
-        app(["eval", "--regrade", str(evaluation(tmp_path / "e")), "--limit", "1"], standalone_mode=False)

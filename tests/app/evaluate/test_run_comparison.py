@@ -15,7 +15,7 @@ from palimpsest.app.evaluate.comparison_report import _lines, write_folder, writ
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.sample_log import SAMPLES
+from palimpsest.evaluation.sample_log import SAMPLES, Sample
 from palimpsest.evaluation.statistics import paired
 from palimpsest.notes import Note
 from support.command import Run
@@ -30,6 +30,10 @@ BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_
 
 def folder(path: Path, values: Sequence[float | None], identity: dict[str, Any] | None = None, **fields: Any) -> Path:
     return write_evaluation(path, [sample(f"p{at}", value, **fields) for at, value in enumerate(values)], identity)
+
+
+def compared(path: Path, first: list[Sample], second: list[Sample]) -> palimpsest.Comparison:
+    return palimpsest.compare(write_evaluation(path / "a", first), write_evaluation(path / "b", second))
 
 
 def test_differences_are_those_of_the_paired_problems(tmp_path: Path) -> None:
@@ -48,7 +52,7 @@ def test_problems_of_one_name_that_ask_something_else_are_never_paired(tmp_path:
     """Two editions of a data set: same ids, one gold corrected, one question reworded."""
     a = [sample(f"p{n}", 1.0) for n in range(4)]
     b = [sample("p0", 0.0, gold="Paris"), sample("p1", 0.0, question="What?"), sample("p2", 0.0), sample("p9", 1.0)]
-    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    comparison = compared(tmp_path, a, b)
     pairing = comparison.pairings["b"]
     assert (pairing.problems, pairing.other_question, pairing.only_first, pairing.only_second) == (1, 2, 1, 1)
     assert comparison.notes[0].code == "pairing"
@@ -58,7 +62,7 @@ def test_problems_of_one_name_that_ask_something_else_are_never_paired(tmp_path:
 def test_what_is_lacking_is_counted_in_episodes_where_problems_are_drawn_several_times(tmp_path: Path) -> None:
     a = [sample(f"p{n}", 1.0, draw=draw) for n in range(2) for draw in range(3)]
     b = [sample(f"p{n}", 1.0, draw=0) for n in range(2)]
-    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    comparison = compared(tmp_path, a, b)
     assert comparison.pairings["b"].problems == 2
     assert comparison.notes[0].values["warning"] == "4 episodes only on the first side"
 
@@ -83,7 +87,7 @@ def test_grades_of_different_rewards_are_reported(tmp_path: Path) -> None:
 def test_what_is_not_graded_is_counted_on_its_side_and_never_paired(tmp_path: Path) -> None:
     a = [sample("p0", None), sample("p1", 1.0), sample("p2", 0.0)]
     b = [sample("p0", 1.0), sample("p1", 1.0), sample("p2", None)]
-    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    comparison = compared(tmp_path, a, b)
     assert (comparison.pairings["b"].problems, comparison.pairings["b"].ungraded) == (1, 2)
     counts = [note.values for note in comparison.notes if note.code == "side_counts"]
     assert {"side": "a", "counts": "1 ungraded", "episodes": 3} in counts
@@ -93,20 +97,15 @@ def test_what_is_not_graded_is_counted_on_its_side_and_never_paired(tmp_path: Pa
 
 def test_questions_without_a_gold_are_counted_apart(tmp_path: Path) -> None:
     rows = [sample("p0", None, answers=(), outcome="answered"), sample("p1", 1.0)]
-    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", rows), write_evaluation(tmp_path / "b", rows))
+    comparison = compared(tmp_path, rows, rows)
     (side, _) = comparison.to_json()["sides"]
     assert (side["ungraded"], side["without_gold"]) == (0, 1)
 
 
-def test_several_draws_of_a_problem_are_paired_each_and_count_as_one_cluster(tmp_path: Path) -> None:
-    drawn = [[0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
-    paths = [
-        write_evaluation(
-            tmp_path / name, [sample(f"p{n}", values[draw], draw=draw) for n in range(4) for draw in range(3)]
-        )
-        for name, values in zip("ab", drawn, strict=True)
-    ]
-    comparison = palimpsest.compare(*paths)
+def test_draws_of_a_problem_are_paired_and_count_as_one_cluster(tmp_path: Path) -> None:
+    draws = [[0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
+    a, b = ([sample(f"p{n}", values[draw], draw=draw) for n in range(4) for draw in range(3)] for values in draws)
+    comparison = compared(tmp_path, a, b)
     pairing = comparison.pairings["b"]
     assert (pairing.problems, pairing.difference.test if pairing.difference else None) == (4, "sign_flip")
     assert pairing.counted == "4 problems (12 episodes)"
@@ -130,14 +129,10 @@ def test_a_question_at_two_lengths_and_three_draws_is_counted_as_what_it_is(tmp_
     assert (pairs["problems"], pairs["episodes"], pairs["independent"]) == (8, 24, 4)
 
 
-def test_baselines_have_rows_and_are_in_no_difference_over_everything(tmp_path: Path) -> None:
-    paths = []
-    for name, value in (("a", 0.0), ("b", 1.0)):
-        rows = [sample("p0", 1.0), sample("p0", value, player="closed book", baseline=True)]
-        paths.append(write_evaluation(tmp_path / name, rows))
-    comparison = palimpsest.compare(*paths)
-    assert comparison.pairings["b"].problems == 1
-    assert not comparison.pairings["b"].flips
+def test_baselines_have_rows_and_are_in_no_overall_difference(tmp_path: Path) -> None:
+    sides = [[sample("p0", 1.0), sample("p0", value, player="closed book", baseline=True)] for value in (0.0, 1.0)]
+    comparison = compared(tmp_path, *sides)
+    assert (comparison.pairings["b"].problems, len(comparison.pairings["b"].flips)) == (1, 0)
     (agent, closed) = comparison.cells
     assert (agent.player, agent.baseline, closed.player, closed.baseline) == ("agent", False, "closed book", True)
     assert comparison.cell_pairings[closed]["b"].difference is not None
