@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from palimpsest.runs.run_folder import open_run
 from support.agents import base_codec
 from support.command import Run
 from support.fakes import small_config
+from support.small_run import small_run
 
 
 def test_a_recipe_that_reads_files_in_their_order_is_evaluated_on_synthetic_documents() -> None:
@@ -27,33 +30,26 @@ def test_a_recipe_that_reads_files_in_their_order_is_evaluated_on_synthetic_docu
     assert not run_config("memagent-7b").data.shuffle
 
 
-def test_a_training_goes_out_from_the_newest_checkpoint_of_a_run_it_names(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    small = {"train.batch_size": 1, "train.group_size": 2, "train.num_minibatches": 1, "train.max_steps": 1}
-    budgets = {f"policy.options.{name}": 8 for name in ("memory_tokens", "answer_tokens")}
-    changes = {"model.path": str(tiny_model_folder), "policy.options.question_tokens": 64, **small, **budgets}
-    run = library.train("memagent-quickstart", changes, out=tmp_path / "first", quiet=True)
+def test_a_run_as_the_model_is_its_newest_checkpoint(tiny_model_folder: Path, tmp_path: Path) -> None:
+    run = library.train("memagent-quickstart", small_run(tiny_model_folder, max_steps=1), out=tmp_path, quiet=True)
     assert run_config("memagent-quickstart", {"model.path": str(run.folder)}).model.path == str(run.checkpoint)
 
 
-def test_default_reply_budgets_of_a_recipe_stay_those_of_its_training(tmp_path: Path) -> None:
+def fitted_options(policy: PolicyConfig, window: int = 8192) -> Mapping[str, Any]:
+    return fitted(policy, problems=[], codec=base_codec(), max_context=window).options
+
+
+def test_default_reply_budgets_of_a_recipe_are_those_of_its_training(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("policy: {name: overwrite, options: {memory_tokens: 8}}")
-    config = Agent(recipe=recipe).config({})
-    chosen = fitted(config.policy, problems=[], codec=base_codec(), max_context=8192)
-    assert (chosen.options["memory_tokens"], chosen.options["answer_tokens"]) == (8, 1024)
-    unsaid = fitted(Agent().config({}).policy, problems=[], codec=base_codec(), max_context=8192)
-    assert (unsaid.options["memory_tokens"], unsaid.options["answer_tokens"]) == (256, 256)
+    for agent, budgets in ((Agent(recipe=recipe), (8, 1024)), (Agent(), (256, 256))):
+        options = fitted_options(agent.config({}).policy)
+        assert (options["memory_tokens"], options["answer_tokens"]) == budgets
 
 
-def test_budgets_of_a_custom_policy_are_its_own() -> None:
+def test_budgets_of_a_custom_policy_are_its_options() -> None:
     config = PolicyConfig(name="examples.quotes:QuotesPolicy", options={"quotes": 4})
-    assert fitted(config, problems=[], codec=base_codec(), max_context=1024).options.keys() <= {
-        "quotes",
-        "question_tokens",
-        "chunk_size",
-    }
+    assert fitted_options(config, 1024).keys() <= {"quotes", "question_tokens", "chunk_size"}
 
 
 def test_under_another_reward_what_final_answer_alone_reads_is_left_out() -> None:
@@ -77,30 +73,23 @@ def test_documents_that_are_searched_are_not_dropped() -> None:
 
 def problems(path: Path) -> Path:
     """Two questions in the format of HotpotQA."""
-    rows = [
-        {
-            "_id": f"q{number}",
-            "question": "Which colour does the house have?",
-            "answer": "red",
-            "supporting_facts": [["House", 0]],
-            "context": [["House", ["The house is red."]], ["Tree", ["The tree is tall."]]],
-        }
-        for number in range(2)
-    ]
-    path.write_text(json.dumps(rows))
+    context = [["House", ["The house is red."]], ["Tree", ["The tree is tall."]]]
+    row = {"question": "Which colour does the house have?", "answer": "red", "context": context}
+    path.write_text(json.dumps([row | {"_id": f"q{n}", "supporting_facts": [["House", 0]]} for n in range(2)]))
     return path
+
+
+def model_of_run(folder: Path, config: RunConfig, model: Path) -> Path:
+    """Weights of a run with this configuration."""
+    with open_run(folder, config, on_warning=lambda _: None):
+        return Path(shutil.copytree(model, folder / "checkpoints" / "weights"))
 
 
 def test_problems_that_were_trained_on_are_told(tmp_path: Path, tiny_model_folder: Path) -> None:
     source = problems(tmp_path / "train.json")
-    values = small_config().model_dump(mode="json") | {
-        "policy": {"name": "overwrite"},
-        "data": {"train_files": str(source)},
-    }
-    with open_run(tmp_path / "run", RunConfig.model_validate(values), on_warning=lambda _: None):
-        weights = tmp_path / "run" / "checkpoints" / "weights"
-        shutil.copytree(tiny_model_folder, weights)
-    agent = Agent(weights)
+    values = small_config().model_dump(mode="json")
+    values |= {"policy": {"name": "overwrite"}, "data": {"train_files": str(source)}}
+    agent = Agent(model_of_run(tmp_path / "run", RunConfig.model_validate(values), tiny_model_folder))
     warning = "the model trained on these problems; set --data or data.val_files for others"
     assert agent.notes(evaluation_config(agent)) == [warning]
     assert agent.notes(evaluation_config(agent, data=problems(tmp_path / "dev.json"))) == []
@@ -126,9 +115,7 @@ SERVED = ("sampler.name=vllm", "sampler.servers=2", "sampler.max_model_len=2048"
 @pytest.mark.parametrize("trained", [ON_RAY, SERVED, (*ON_RAY, *SERVED)])
 def test_what_trained_an_agent_does_not_play_it(tmp_path: Path, tiny_model_folder: Path, trained: list[str]) -> None:
     config = load_recipe("memagent-quickstart", trained)
-    with open_run(tmp_path / "run", config, on_warning=lambda _: None):
-        weights = tmp_path / "run" / "checkpoints" / "weights"
-        shutil.copytree(tiny_model_folder, weights)
+    weights = model_of_run(tmp_path / "run", config, tiny_model_folder)
     played = evaluation_config(Agent(weights))
     assert (played.engine.name, played.sampler.name) == ("embedded", "auto")
     assert played.cluster.changed() == played.sampler.changed() == []
@@ -145,7 +132,6 @@ def test_what_trained_an_agent_does_not_play_it(tmp_path: Path, tiny_model_folde
         (SERVED, ["sampler.name=embedded"], ("embedded", "embedded", 1)),
         ((*ON_RAY, *SERVED), ["engine.name=embedded"], ("embedded", "vllm", 1)),
         ((*ON_RAY, *SERVED), ["sampler.name=embedded"], ("ray", "embedded", 2)),
-        ((*ON_RAY, *SERVED), ["engine.name=embedded", "sampler.name=embedded"], ("embedded", "embedded", 1)),
         ((*ON_RAY, "cluster.samplers=2"), ["sampler.name=vllm"], ("ray", "vllm", 2)),
     ],
 )

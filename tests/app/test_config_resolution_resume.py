@@ -36,13 +36,6 @@ class Shown(Silent):
         self.messages.append(text)
 
 
-def interrupted() -> GracefulStop:
-    """One that asks for an end before the first step is done."""
-    stop = GracefulStop()
-    stop.request("test")
-    return stop
-
-
 @pytest.fixture
 def settings(tiny_model_folder: Path) -> dict[str, Any]:
     return {**small_run(tiny_model_folder), "optim.learning_rate": 1e-3}
@@ -51,11 +44,9 @@ def settings(tiny_model_folder: Path) -> dict[str, Any]:
 @pytest.fixture
 def stopped(settings: dict[str, Any], tmp_path: Path) -> palimpsest.Run:
     """A run of two steps that has done none."""
-    run = palimpsest.train(
-        "memagent-quickstart", settings, seed=7, out=tmp_path / "my run", quiet=True, stop=interrupted()
-    )
-    assert run.steps == 0
-    return run
+    stop = GracefulStop()
+    stop.request("test")
+    return palimpsest.train("memagent-quickstart", settings, seed=7, out=tmp_path / "my run", quiet=True, stop=stop)
 
 
 def test_a_run_goes_on_by_its_folder_and_ends_as_one_that_was_never_interrupted(
@@ -90,19 +81,24 @@ def test_what_a_run_may_change_is_said_and_what_it_may_not_is_refused(stopped: p
         palimpsest.train(resume=stopped.folder, seed=8, quiet=True)
 
 
-def test_what_can_not_be_meant_is_refused_in_words(stopped: palimpsest.Run, tmp_path: Path) -> None:
-    cases: list[tuple[str, Callable[[], object]]] = [
-        ("pass a recipe, or resume a run", lambda: resolve_run(RunRequest(None))),
-        ("no such folder", lambda: resolve_run(RunRequest(None, resume=tmp_path / "nothing"))),
-        ("no such folder", lambda: resolve_run(RunRequest(str(tmp_path / "nothing"), resume=True))),
-        ("the run has its recipe", lambda: resolve_run(RunRequest("memagent-7b", resume=stopped))),
-        ("resumes in its own folder", lambda: resolve_run(RunRequest(None, resume=stopped, out=tmp_path / "other"))),
-        ("palimpsest train started", lambda: resolve_run(RunRequest(None, resume=stopped, command="sft"))),
-        ("use its configuration .* --resume ", lambda: resolve_run(RunRequest(str(stopped.folder)))),
-    ]
-    for words, call in cases:
-        with pytest.raises(palimpsest.PalimpsestError, match=words):
-            call()
+@pytest.mark.parametrize(
+    ("message", "recipe", "options"),
+    [
+        ("pass a recipe, or resume a run", None, {}),
+        ("no such folder", None, {"resume": "nothing"}),
+        ("no such folder", "nothing", {"resume": True}),
+        ("the run has its recipe", "memagent-7b", {"resume": "my run"}),
+        ("resumes in its own folder", None, {"resume": "my run", "out": Path("other")}),
+        ("palimpsest train started", None, {"resume": "my run", "command": "sft"}),
+        ("use its configuration .* --resume ", "my run", {}),
+    ],
+)
+def test_contradictory_requests_are_refused(
+    message: str, recipe: str | None, options: dict[str, Any], stopped: palimpsest.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stopped.folder.parent)
+    with pytest.raises(palimpsest.PalimpsestError, match=message):
+        resolve_run(RunRequest(recipe, **options))
 
 
 def test_a_run_that_ends_by_an_error_says_how_it_goes_on(
@@ -119,37 +115,35 @@ def test_a_run_that_ends_by_an_error_says_how_it_goes_on(
 
 
 @pytest.mark.parametrize(
-    "strange",
+    "row",
     [
         {"command": "train", "detail": 5},
-        {"command": "train", "detail": "ab"},
         {"command": ["x"]},
         {"command": None},
         {"command": "sft; rm -rf /"},
         {"kind": ["started"], "command": "sft"},
     ],
 )
-def test_a_run_that_says_no_known_command_counts_as_one_of_train(tmp_path: Path, strange: dict[str, Any]) -> None:
-    (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "started", **strange}) + "\n")
+def test_an_unknown_command_of_a_run_counts_as_train(tmp_path: Path, row: dict[str, Any]) -> None:
+    (tmp_path / "events.jsonl").write_text(json.dumps({"kind": "started", **row}) + "\n")
     assert origin_of(tmp_path) == RunOrigin()
     assert resume_command(tmp_path) == f"palimpsest train --resume {tmp_path}"
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("arguments", "command"),
     [
         (["data", "x...; rm -rf ~"], "palimpsest.train(resume={run!r}, data=...)"),
         (["x\n", "a b", 3, None], "palimpsest train --resume {run}"),
         ("data", "palimpsest train --resume {run}"),
-        (7, "palimpsest train --resume {run}"),
         ({"data": 1}, "palimpsest train --resume {run}"),
     ],
 )
-def test_a_command_to_type_has_no_words_of_a_run_but_names_of_arguments(given: Any, shown: str, tmp_path: Path) -> None:
-    row = {"kind": "started", "command": "train", "detail": {"given": given}}
+def test_a_resume_command_contains_only_argument_names_of_a_run(arguments: Any, command: str, tmp_path: Path) -> None:
+    row = {"kind": "started", "command": "train", "detail": {"given": arguments}}
     (tmp_path / "events.jsonl").write_text(json.dumps(row) + "\n")
-    assert origin_of(tmp_path).detail == {"given": given}
-    assert resume_command(tmp_path) == shown.format(run=str(tmp_path))
+    assert origin_of(tmp_path).detail == {"given": arguments}
+    assert resume_command(tmp_path) == command.format(run=str(tmp_path))
 
 
 @pytest.mark.parametrize("detail", [{"records": 5}, {"records": "a", "data": "b"}, {"per_problem": 1}, {"x": 1}])

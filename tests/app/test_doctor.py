@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from palimpsest import provenance
 from palimpsest.app import doctor
 from palimpsest.app.doctor import DoctorCheck, examine
 from palimpsest.config.load import load_recipe
@@ -182,11 +183,15 @@ def test_torchs_build_is_compared_with_the_driver(
 ) -> None:
     """By the files of torch and of the driver."""
     (tmp_path / "version.py").write_text(f"from typing import Optional\ncuda: Optional[str] = {cuda}\n")
+    for number in range(gpus):
+        (tmp_path / "gpus" / str(number)).mkdir(parents=True)
+        (tmp_path / "gpus" / str(number) / "information").write_text("Model: \t NVIDIA H100\n")
     if driver:
         (tmp_path / "driver").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Mar\n")
     torch = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: torch)
-    monkeypatch.setattr(doctor, "environment", lambda: {"machine": {"gpus": ["NVIDIA H100"] * gpus}})
+    monkeypatch.setattr(provenance, "_GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(doctor, "environment", provenance.environment.__wrapped__)
     monkeypatch.setattr(doctor, "_DRIVER", tmp_path / "driver")
     monkeypatch.setattr(doctor, "_collectives", lambda backend: ("ok", backend, ""))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

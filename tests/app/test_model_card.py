@@ -51,23 +51,21 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, tiny_
 
 
 def card_of(folder: Path) -> Any:
-    """As the hub's own reader reads it."""
     return ModelCard.load(folder / "README.md")
 
 
-def figures(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())["evaluations"][0]
-    return found
-
-
-def test_the_card_holds_the_accuracy_of_the_evaluation_in_the_run(run: Path, tmp_path: Path) -> None:
-    card, row = card_of(export(run, tmp_path / "model").path), figures(run / "evals" / "two")
+def test_the_card_has_the_accuracy_of_the_runs_evaluation_and_no_local_path(
+    run: Path, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    card = card_of(export(run, tmp_path / "model").path)
+    (row,) = json.loads((run / "evals" / "two" / "summary.json").read_text())["evaluations"]
     assert f"| overwrite, 2 chunks | {row['accuracy']['mean']:.1%} | {row['accuracy']['low']:.1%} to " in card.text
     assert "Trained for 2 steps by the recipe memagent-quickstart, reward boxed, seed 0." in card.text
     assert "palimpsest eval model --data FILE --policy overwrite chunk_size=64" in card.text
     assert (card.data.library_name, card.data.base_model, card.data.license) == ("transformers", None, None)
     assert "palimpsest" in card.data.tags
     assert card.content.count("\n") < 50
+    assert not [each for each in (tmp_path, run.parent, tiny_model_folder) if str(each) in card.content]
 
 
 def test_a_checkpoint_that_was_not_evaluated_has_no_accuracy(run: Path, tmp_path: Path) -> None:
@@ -125,13 +123,6 @@ def test_base_model_and_license_are_named_where_they_are_known(run: Path, tmp_pa
     assert "Base model: someone/something.\nLicense of the base model: mit." in card.text
 
 
-def test_the_card_names_no_folder_of_the_machine(run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
-    text = (export(run, tmp_path / "model").path / "README.md").read_text()
-    assert str(tmp_path) not in text
-    assert str(run.parent) not in text
-    assert str(tiny_model_folder) not in text
-
-
 def test_names_from_files_are_no_markup(run: Path, tmp_path: Path) -> None:
     place = tmp_path / "eval"
     shutil.copytree(run / "evals" / "two", place)
@@ -145,12 +136,14 @@ def test_names_from_files_are_no_markup(run: Path, tmp_path: Path) -> None:
     assert row == "| overwrite, a\\|b \\# x \\<script\\> \\[y\\](z) | 50.0% | 20.0% to 80.0% | 4 |"
 
 
-def test_the_command_prints_folder_files_and_lines_that_load_it(run: Path, tmp_path: Path, palimpsest: Run) -> None:
-    to = tmp_path / "my agent"
-    done = palimpsest("export", str(run), "--out", str(to))
+def test_the_command_prints_files_and_lines_that_load_them(
+    run: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    to, command = tmp_path / "my agent", request.getfixturevalue("palimpsest")
+    done = command("export", str(run), "--out", str(to))
     for path in to.iterdir():
         assert f"{path.stat().st_size:,}  {path.name}\n" in done.stdout
-    lines = loading(str(to), palimpsest_config(run).policy)
+    lines = loading(str(to), palimpsest.Run(run).config.policy)
     assert all(line in done.stdout for line in lines.values())
     (load,) = [line for line in done.stdout.splitlines() if "from_pretrained" in line]
     import transformers
@@ -160,12 +153,8 @@ def test_the_command_prints_folder_files_and_lines_that_load_it(run: Path, tmp_p
     (line,) = [line for line in done.stdout.splitlines() if "palimpsest eval " in line]
     words = shlex.split(line.rpartition("palimpsest eval ")[2])
     given = ["synthetic" if word == "FILE" else word for word in words]
-    played = palimpsest("eval", *given, "--chunks", "1", "--limit", "1", "--no-baselines")
+    played = command("eval", *given, "--chunks", "1", "--limit", "1", "--no-baselines")
     assert played.returncode == 0, played.stderr
-
-
-def palimpsest_config(run: Path) -> Any:
-    return palimpsest.Run(run).config
 
 
 def test_the_lines_give_every_option_that_is_a_number_or_a_name() -> None:

@@ -60,10 +60,8 @@ def test_everything_can_be_typed_into_an_interactive_session(tiny_model_folder: 
     assert done.stdout.splitlines() == ["step 1 1.0", "step 2 1.0", "Short on problems 1.0", "step 3 1.0"], done.stderr
     refused = [line for line in done.stderr.splitlines() if line.startswith("palimpsest.errors.")]
     again = "palimpsest.train(resume='run', reward=..., policy=..., data=..., callbacks=...)"
-    held = f"{again} continues it, --force renames it (in Python resume=True, force=True)"
-    assert (
-        refused[0] == f"palimpsest.errors.RunError: run contains a run (3 steps, newest checkpoint step-000003): {held}"
-    )
+    assert "run contains a run (3 steps, newest checkpoint step-000003): " in refused[0]
+    assert refused[0].endswith(f"{again} continues it, --force renames it (in Python resume=True, force=True)")
     assert refused[1].endswith(f"no file stores: pass them again, {again}")
     exported = [sys.executable, "-m", "palimpsest", "export", "run", "--out", "exported"]
     done = subprocess.run(exported, **options)

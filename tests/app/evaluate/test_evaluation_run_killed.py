@@ -19,36 +19,19 @@ from support.small_run import small_evaluation
 EVALUATES = "palimpsest.app.quickstart.quickstart_run:QuickstartProcesses._receive"
 
 
-def resumed(palimpsest: Run, out: Path) -> dict[str, object]:
-    """The figures of the quickstart, once it went on."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "status"), [("SIGKILL@worker", 2), ("SIGKILL", -signal.SIGKILL)])
+def test_a_killed_quickstart_or_worker_leaves_no_process_and_resumes(
+    victim: str, status: int, tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    out = tmp_path / "out"
+    ended = interrupted(victim, EVALUATES, quickstart(tiny_model_folder, out))
+    assert (ended.status, ended.survivors) == (status, []), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ("error: a worker process ended with exit code -9" in ended.stderr) == (status == 2)
     done = palimpsest("quickstart", "--resume", str(out))
     assert done.returncode == 0, done.stderr
-    summary: dict[str, object] = json.loads((out / "summary.json").read_text())
-    return summary
-
-
-@pytest.mark.slow
-def test_a_killed_worker_ends_the_quickstart_which_says_so_and_goes_on(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
-    out = tmp_path / "out"
-    ended = interrupted("SIGKILL@worker", EVALUATES, quickstart(tiny_model_folder, out))
-    assert ended.status == 2, ended.stderr
-    assert "error: a worker process ended with exit code -9" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.survivors == []
-    assert set(resumed(palimpsest, out)) >= {"accuracy", "seed"}
-
-
-@pytest.mark.slow
-def test_a_killed_quickstart_takes_its_workers_along_and_goes_on(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
-    out = tmp_path / "out"
-    ended = interrupted("SIGKILL", EVALUATES, quickstart(tiny_model_folder, out))
-    assert ended.status == -signal.SIGKILL
-    assert ended.survivors == []
-    assert set(resumed(palimpsest, out)) >= {"accuracy", "seed"}
+    assert set(json.loads((out / "summary.json").read_text())) >= {"accuracy", "seed"}
 
 
 @pytest.mark.slow

@@ -15,10 +15,9 @@ from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import Problem, Question
 
 SMALL = (
-    "train.max_steps=2", "train.batch_size=2", "train.group_size=3", "train.save_steps=1", "train.eval_steps=null",
-    "train.num_minibatches=1", "credit.dynamic_sampling=null", "data.curriculum=null", "cold_start=null",
-    "policy.options.prompts=short", "policy.options.question_tokens=100", "policy.options.chunk_size=64",
-    "policy.options.memory_tokens=16", "policy.options.answer_tokens=8", "logging.report_to=[jsonl]",
+    "train={max_steps: 2, batch_size: 2, group_size: 3, save_steps: 1, eval_steps: null, num_minibatches: 1}",
+    "policy.options={prompts: short, question_tokens: 100, chunk_size: 64, memory_tokens: 16, answer_tokens: 8}",
+    "credit.dynamic_sampling=null", "data.curriculum=null", "cold_start=null", "logging.report_to=[jsonl]",
 )  # fmt: skip
 
 BUDGETS = {"prompts": "short", "question_tokens": 64, "chunk_size": 64, "memory_tokens": 8, "answer_tokens": 8}
@@ -26,18 +25,11 @@ BUDGETS = {"prompts": "short", "question_tokens": 64, "chunk_size": 64, "memory_
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Four documents: three that are asked two things, one that is asked one."""
-    rows = [
-        {
-            "id": f"d{n}",
-            "context": f"Ann{n} drinks tea. Ann{n} lives in Rome.",
-            "questions": [
-                {"question": f"What does Ann{n} drink?", "answers": ["tea"]},
-                {"question": f"Where does Ann{n} live?", "answers": ["Rome"]},
-            ][: 1 if n == 3 else 2],
-        }
-        for n in range(4)
-    ]
+    """Three documents with two questions, one with one."""
+    facts = [{"question": "What does Ann drink?", "answers": ["tea"]}]
+    facts += [{"question": "Where does Ann live?", "answers": ["Rome"]}]
+    context = "Ann drinks tea. Ann lives in Rome."
+    rows = [{"id": f"d{n}", "context": context, "questions": facts[: 1 if n == 3 else 2]} for n in range(4)]
     path = tmp_path / "several.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

@@ -14,7 +14,6 @@ from palimpsest.app.quickstart.quickstart_results import Results, lead, summary_
 from palimpsest.config.load import load_recipe, parse_config, quickstarts, recipe_names
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
-from palimpsest.evaluation.runner import Entry
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.evaluation.summary import EvalSummary, score, summarise
 from palimpsest.memory.policy_check import check_policy
@@ -69,33 +68,17 @@ def test_data_that_does_not_grow_and_sizes_beyond_it_are_rejected(method: str, s
 @pytest.mark.parametrize(
     ("method", "setting", "message"),
     [
-        ("memact", "evaluation.baselines.prune={name: tool_window}", "baselines.prune: the agent has this name"),
-        (
-            "memact",
-            "evaluation.trained_baselines.prune_before={name: prune}",
-            "the agent before training has this name",
-        ),
-        (
-            "rememr1",
-            "evaluation.baselines.overwrite={name: recall}",
-            "evaluation.trained_baselines.overwrite has this name",
-        ),
-        (
-            "memagent",
-            "evaluation.trained_baselines.after={name: overwrite}",
-            "trained_baselines.after: can't be the name of its folder",
-        ),
-        (
-            "memagent",
-            "evaluation.labels.agent=retrieval by the question",
-            "retrieval by the question is the label of two",
-        ),
-        ("memagent", 'evaluation.trained_baselines={"../x": {name: overwrite}}', "can't be the name of its folder"),
+        ("memact", "baselines.prune={name: tool_window}", "baselines.prune: the agent has this name"),
+        ("memact", "trained_baselines.prune_before={name: prune}", "the agent before training has this name"),
+        ("rememr1", "baselines.overwrite={name: recall}", "evaluation.trained_baselines.overwrite has this name"),
+        ("memagent", "trained_baselines.after={name: overwrite}", "after: can't be the name of its folder"),
+        ("memagent", "labels.agent=retrieval by the question", "retrieval by the question is the label of two"),
+        ("memagent", 'trained_baselines={"../x": {name: overwrite}}', "can't be the name of its folder"),
     ],
 )
-def test_a_name_stands_for_one_policy_and_a_rivals_for_a_folder(method: str, setting: str, message: str) -> None:
+def test_names_of_policies_are_unique_and_valid_folders(method: str, setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        resolve_quickstart(method, [setting])
+        resolve_quickstart(method, [f"evaluation.{setting}"])
 
 
 def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:
@@ -104,11 +87,6 @@ def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:
     for point in asked.points:
         assert [len(one.metadata["objectives"]) for one in asked.problems(point)] == [point] * 3
     assert (asked.planned, asked.telling, asked.axis.heading(asked.size(4), 6)) == (8, 8, "4 questions")
-
-
-def test_the_largest_problems_are_played_first() -> None:
-    entries = grid("memact", "evaluation.problems=1", "evaluation.sizes=[2, 8, 4]").entries(["prune"])
-    assert [each.cell.size for each in sorted(entries, key=Entry.longest_first)] == [8, 4, 2]
 
 
 def test_other_policies_that_read_have_fewer_problems_beyond_the_smallest_size() -> None:
@@ -185,9 +163,6 @@ def test_policies_with_tools_have_budgets_for_a_small_window_and_keep_the_contra
     for problem in problems:
         policy.admit(problem, base_codec())
     assert not [one for one in check_policy(policy, base_codec(), 1024) if not one.passed]
-
-
-# ---- figures and words -----------------------------------------------------------------------------------------------
 
 
 def row(value: float, **measures: float) -> EvalSummary:

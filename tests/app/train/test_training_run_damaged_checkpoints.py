@@ -1,4 +1,4 @@
-"""A checkpoint with a flipped bit, wherever it is named: refused by its name, passed over where a run is named."""
+"""A checkpoint with a flipped bit is refused by its name, and skipped in a run."""
 
 from __future__ import annotations
 

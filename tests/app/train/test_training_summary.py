@@ -38,7 +38,6 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
             ["in steps 1 to 10, 0.75", "in steps 31 to 40", "a gain beyond noise"],
         ),
         (rows(*[0.7, 0.8] * 10, *[0.2, 0.3] * 10), ["a loss beyond noise"]),
-        (rows(*[0.2, 0.8] * 20), ["no change beyond noise"]),
         (rows(0.5, 0.5, 0.75, 0.75), ["Reward 0.50 in step 1, 0.75 in step 4: too few steps"]),
         (rows(*[0.25] * 4, *[0.75] * 5), ["too few steps"]),
         (rows(*[0.25] * 5, *[0.75] * 5), ["0.75 in steps 6 to 10, a difference of 0.50 [0.50, 0.50]: a gain"]),
@@ -152,29 +151,22 @@ def test_a_closing_episode_has_its_answer_without_the_box(tmp_path: Path, tiny_m
     assert {(episode.answer, episode.gold) for episode in episodes} == {(r"\text{Rome}", "gold")}
 
 
-def test_a_training_ends_with_a_report_its_gain_and_episodes_in_words(
+def test_a_training_ends_with_a_report_its_gain_and_episodes(
     palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
     settings = [f"{key}={json.dumps(value)}" for key, value in small_run(tiny_model_folder).items()]
-    done = palimpsest("train", "memagent-quickstart", *settings, "--out", str(tmp_path / "run"))
+    run = tmp_path / "run"
+    done = palimpsest("train", "memagent-quickstart", *settings, "--out", str(run))
     assert done.returncode == 0, done.stderr
-    report = (tmp_path / "run" / "report.html").read_text("utf-8")
-    results = training_results(tmp_path / "run", load_config(tmp_path / "run"))
-    assert results.gain in done.stdout
-    assert "question  " in done.stdout
-    assert "answer    " in done.stdout
-    assert "next:" in done.stdout
-    assert f"palimpsest train --resume {tmp_path / 'run'} train.max_steps=4" in done.stdout
-    assert (tmp_path / "run" / "plots" / "reward.png").is_file()
-    assert results.episodes
+    report = (run / "report.html").read_text("utf-8")
+    results = training_results(run, load_config(run))
+    for text in (results.gain, "question  ", "answer    ", "next:"):
+        assert text in done.stdout
+    assert f"palimpsest train --resume {run} train.max_steps=4" in done.stdout
+    assert (run / "plots" / "reward.png").is_file()
     assert visible(results.episodes[0].question) in report.replace("&#39;", "'")
     assert report.count("<dt>question</dt>") == len(results.episodes) <= 3
     assert "default-src 'none'" in report
-
-
-def test_a_run_knows_its_report_and_a_resumed_one_writes_it_anew(tmp_path: Path, tiny_model_folder: Path) -> None:
-    settings = small_run(tiny_model_folder)
-    first = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
-    first.report.unlink()
-    again = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", resume=True, quiet=True)
-    assert "Next steps" in again.report.read_text("utf-8")
+    (run / "report.html").unlink()
+    palimpsest("train", "--resume", str(run))
+    assert "Next steps" in (run / "report.html").read_text("utf-8")
