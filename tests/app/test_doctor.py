@@ -103,9 +103,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
         next(examine(tmp_path))
 
 
-def test_versions_outside_their_bounds_and_missing_packages_fail_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_or_missing_packages_fail_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds are those of the installed package's own metadata, here of a package before it on the path."""
     metadata = tmp_path / "palimpsest_rl-9.dist-info" / "METADATA"
     needed = ["pyyaml>=99", "absent-package>=1", "numpy>=1", 'ray>=2; extra == "ray"', 'orjson>=99; extra == "dev"']
@@ -117,9 +115,7 @@ def test_versions_outside_their_bounds_and_missing_packages_fail_with_the_comman
     assert (status, fix) == ("fail", "pip install 'pyyaml>=99' 'absent-package>=1'")
 
 
-def test_the_working_folder_must_take_files_and_a_network_file_system_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_folder_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with no_file_over(0):
         assert doctor._working_folder(tmp_path)[0] == "fail"
     assert list(tmp_path.iterdir()) == []
@@ -207,9 +203,7 @@ def test_a_failed_sum_of_two_processes_fails_with_its_last_line(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("threads", "status"), [("1", "ok"), ("0", "warn"), ("100000", "warn"), ("x", "warn"), (None, "warn")]
 )
-def test_threads_beyond_the_cores_are_a_warning(
-    threads: str | None, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_threads_are_a_warning(threads: str | None, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     if threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
@@ -397,9 +391,7 @@ def test_an_address_that_no_service_can_have_fails_with_its_key(address: str) ->
     assert search.fix == "set policy.options.tools.search.source=http://127.0.0.1:PORT"
 
 
-def test_the_services_of_a_recipe_are_checked_after_the_machine(
-    palimpsest: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_services_of_a_recipe_are_checked_last(palimpsest: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_collectives", lambda _: ("ok", "", ""))
     done = palimpsest("doctor", "memact-7b", "--json")
     assert [check["name"] for check in json.loads(done.stdout)["checks"]] == [*MACHINE, "judge", "search"]

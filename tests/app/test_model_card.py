@@ -54,9 +54,7 @@ def card_of(folder: Path) -> Any:
     return ModelCard.load(folder / "README.md")
 
 
-def test_the_card_has_the_accuracy_of_the_runs_evaluation_and_no_local_path(
-    run: Path, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_the_card_has_the_accuracy_and_no_local_path(run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
     card = card_of(export(run, tmp_path / "model").path)
     (row,) = json.loads((run / "evals" / "two" / "summary.json").read_text())["evaluations"]
     assert f"| overwrite, 2 chunks | {row['accuracy']['mean']:.1%} | {row['accuracy']['low']:.1%} to " in card.text
@@ -74,9 +72,7 @@ def test_a_checkpoint_that_was_not_evaluated_has_no_accuracy(run: Path, tmp_path
     assert "These weights were not evaluated" in card.text
 
 
-def test_an_evaluation_elsewhere_is_named_and_one_of_other_weights_is_rejected(
-    run: Path, tmp_path: Path, palimpsest: Run
-) -> None:
+def test_an_evaluation_of_other_weights_is_rejected(run: Path, tmp_path: Path, palimpsest: Run) -> None:
     checkpoint = run / "checkpoints" / "step-000001"
     assert palimpsest(*small_evaluation(checkpoint, tmp_path / "eval")).returncode == 0
     done = palimpsest(
@@ -92,7 +88,7 @@ def test_an_evaluation_elsewhere_is_named_and_one_of_other_weights_is_rejected(
 
 
 @pytest.mark.slow
-def test_a_quickstarts_card_has_the_agents_accuracy_at_each_length(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_quickstarts_card_has_accuracies_by_length(tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = {**small_run(tiny_model_folder), "cold_start": None, "evaluation.problems": 2, "evaluation.processes": 1}
     settings["evaluation.sizes"] = [1, 2]
     done = palimpsest.quickstart("memagent", settings, out=tmp_path / "run", quiet=True)
@@ -105,7 +101,7 @@ def test_a_quickstarts_card_has_the_agents_accuracy_at_each_length(tmp_path: Pat
     ]
 
 
-def test_base_model_and_license_are_named_where_they_are_known(run: Path, tmp_path: Path, tiny_model: Any) -> None:
+def test_the_card_names_base_model_and_license(run: Path, tmp_path: Path, tiny_model: Any) -> None:
     (run / "config.yaml").rename(tmp_path / "kept.yaml")
     try:
         for named, base, known in (("embedded", None, "apache-2.0"), ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", None)):
@@ -136,9 +132,7 @@ def test_names_from_files_are_no_markup(run: Path, tmp_path: Path) -> None:
     assert row == "| overwrite, a\\|b \\# x \\<script\\> \\[y\\](z) | 50.0% | 20.0% to 80.0% | 4 |"
 
 
-def test_the_command_prints_files_and_lines_that_load_them(
-    run: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_command_prints_lines_that_load_it(run: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     to, command = tmp_path / "my agent", request.getfixturevalue("palimpsest")
     done = command("export", str(run), "--out", str(to))
     for path in to.iterdir():

@@ -101,7 +101,7 @@ def test_nothing_is_exported_that_the_manifest_does_not_name(run: Path, tmp_path
     } | {"model.safetensors", "README.md"}
 
 
-def test_a_link_in_the_place_of_a_file_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_link_instead_of_a_file_is_refused(run: Path, tmp_path: Path) -> None:
     file = run / "checkpoints" / "step-000001" / "config.json"
     file.symlink_to(file.rename(tmp_path / "elsewhere.json"))
     with pytest.raises(CheckpointError, match=r"config\.json is a link"):
@@ -109,9 +109,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(run: Path, tmp_path: Path) -> 
     assert not (tmp_path / "model").exists()
 
 
-def test_a_folder_that_comes_there_meanwhile_stays_as_it_is(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_concurrent_folder_stays_unchanged(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to, copy = tmp_path / "model", shutil.copyfile
 
     def slowly(source: Path, target: Path) -> None:
@@ -127,7 +125,7 @@ def test_a_folder_that_comes_there_meanwhile_stays_as_it_is(
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
 
 
-def test_of_exports_to_one_place_one_wins(run: Path, tmp_path: Path) -> None:
+def test_one_of_concurrent_exports_wins(run: Path, tmp_path: Path) -> None:
     wins, reasons = [], []
 
     def one(_: int) -> None:
@@ -169,7 +167,7 @@ def test_an_impossible_export_is_refused(
         export(source, tmp_path / out, **options)
 
 
-def test_errors_of_the_system_are_told_in_words(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_system_name_the_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"--out .*file/model: export failed: .*: Not a directory"):
         export(run, tmp_path / "file" / "model")
@@ -256,9 +254,7 @@ def adapted_run(tmp_path: Path, tiny_model_folder: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_adapters_are_exported_merged_so_that_the_folder_loads_by_itself(
-    adapted_run: Path, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_adapters_are_exported_merged(adapted_run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
     checkpoint = adapted_run / "checkpoints" / "step-000001"
     merged = load_model(ModelConfig(path=str(checkpoint)))
     for dtype, kind in (("float32", torch.float32), (None, torch.bfloat16)):  # the run's, where none is named
@@ -297,7 +293,7 @@ def test_a_folder_with_an_adapter_is_exported_like_the_run(tokenizer: bool, adap
         export(adapter, tmp_path / "again", step=1)
 
 
-def test_adapters_alone_are_copied_where_they_are_asked_for(adapted_run: Path, tmp_path: Path) -> None:
+def test_an_adapter_can_be_exported_alone(adapted_run: Path, tmp_path: Path) -> None:
     checkpoint = adapted_run / "checkpoints" / "step-000001"
     assert not (checkpoint / "README.md").exists()  # peft's card, which names this machine's folders
     done = export(adapted_run, tmp_path / "adapter", adapter=True)

@@ -64,7 +64,7 @@ def test_the_examples_keep_their_contracts(tiny_codec: Codec) -> None:
         ("sleeps", {"waiting"}),
     ],
 )
-def test_a_reward_is_told_what_it_breaks(name: str, points: set[str], tiny_codec: Codec) -> None:
+def test_broken_points_of_a_reward_are_reported(name: str, points: set[str], tiny_codec: Codec) -> None:
     assert broken(check(f"offenders:{name}", {}, "reward", tiny_codec)) == points
 
 
@@ -77,7 +77,7 @@ def test_a_reward_is_told_what_it_breaks(name: str, points: set[str], tiny_codec
         ("too_short", {"advantages"}),
     ],
 )
-def test_a_credit_rule_is_told_what_it_breaks(name: str, points: set[str]) -> None:
+def test_broken_points_of_a_credit_rule_are_reported(name: str, points: set[str]) -> None:
     assert points <= broken(check(f"offenders:{name}", {}))
 
 

@@ -80,7 +80,7 @@ def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> No
         palimpsest.Run(run.folder / "nothing")
 
 
-def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path: Path) -> None:
+def test_an_evaluation_has_a_table_and_samples(run: palimpsest.Run, tmp_path: Path) -> None:
     evaluation = run.evaluate(chunks=[2, 1], limit=2, out=tmp_path, baselines=False, quiet=True)
     assert evaluation.table.column("") == ["1 chunk", "2 chunks"]
     assert (len(evaluation), evaluation["2 chunks"].problems) == (4, 2)
@@ -141,7 +141,7 @@ def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec
     assert run.play(chunks=2).answer == episode.answer  # drawn again, the same
 
 
-def test_an_unknown_argument_is_told_by_the_call_that_was_made_with_the_nearest() -> None:
+def test_an_unknown_argument_names_call_and_nearest() -> None:
     calls: list[Any] = [palimpsest.train, palimpsest.play, palimpsest.quickstart]
     for call, wrong, near in zip(calls, ("rewards", "quite", "seedz"), ("reward", "quiet", "seed"), strict=True):
         told = rf"palimpsest\.{call.__name__}\(\): got an unexpected keyword argument '{wrong}'; did you mean {near}"
@@ -190,9 +190,7 @@ def test_the_metrics_of_a_run_show_their_main_columns_and_draw_themselves(run: p
         metrics.plot("reward/meen")
 
 
-def test_a_table_becomes_a_data_frame_where_pandas_is_installed(
-    run: palimpsest.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_becomes_a_data_frame_with_pandas(run: palimpsest.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(palimpsest.PalimpsestError, match="pip install pandas"):
         run.metrics.to_pandas()
@@ -204,7 +202,7 @@ def test_a_table_becomes_a_data_frame_where_pandas_is_installed(
     assert [row["reward/mean"] for row in rows] == run.metrics.column("reward/mean")
 
 
-def test_a_problem_makes_its_own_id_of_what_it_asks() -> None:
+def test_a_problem_has_an_id_from_its_content() -> None:
     first = palimpsest.Problem(question="Who?", answers="Bob", context="Bob drinks tea.")
     assert first.answers == ("Bob",)
     assert first == palimpsest.Problem(question="Who?", answers=["Bob"], context="Bob drinks tea.")
@@ -237,7 +235,7 @@ def test_a_refusal_stands_alone_without_an_error_behind_it() -> None:
     assert caught.value.__context__ is None
 
 
-def test_a_question_of_ones_own_is_played_and_graded_where_it_has_answers(run: palimpsest.Run) -> None:
+def test_a_question_with_answers_is_played_and_graded(run: palimpsest.Run) -> None:
     episode = run.play("Where does Anna live?", "Anna lives in Rome.", answers="Rome")
     assert episode.problem.answers == ("Rome",)
     assert episode.grade is not None
@@ -256,7 +254,7 @@ class Echo(palimpsest.MemoryPolicy):
         return palimpsest.Answered((problem.context or "")[:4])
 
 
-def test_several_calls_awaited_together_load_their_models_whole(run: palimpsest.Run) -> None:
+def test_concurrent_calls_load_complete_models(run: palimpsest.Run) -> None:
     async def together() -> list[palimpsest.Episode]:
         return await asyncio.gather(*(palimpsest.play_async(model=run, chunks=1) for _ in range(4)))
 
@@ -277,7 +275,7 @@ def test_play_takes_a_policy_object(kind: Any, run: palimpsest.Run) -> None:
     assert type(policy) is kind
 
 
-def test_a_table_is_escaped_in_a_notebook_and_kept_to_one_line_a_row() -> None:
+def test_a_table_is_escaped_and_has_a_line_per_row() -> None:
     table = Table.of([{"answer": "<b>\x1b[31m\n"}] * 60)
     assert len(repr(table).splitlines()) == 42
     assert "\x1b" not in repr(table)
@@ -348,9 +346,7 @@ def test_a_wrong_argument_is_named_in_one_line(
 # ---- where they can be called --------------------------------------------------------------------------------
 
 
-def test_a_run_inside_a_running_loop_and_in_a_thread_comes_to_the_same_bytes(
-    run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_loops_and_threads_train_the_same_bytes(run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = small_run(tiny_model_folder)
 
     async def inside() -> palimpsest.Run:
@@ -372,9 +368,7 @@ def test_a_run_inside_a_running_loop_and_in_a_thread_comes_to_the_same_bytes(
             assert (tmp_path / name / file).read_bytes() == (run.folder / file).read_bytes()
 
 
-def test_quiet_shows_nothing_and_otherwise_steps_are_told(
-    tmp_path: Path, tiny_model_folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_shows_no_steps(tmp_path: Path, tiny_model_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings = small_run(tiny_model_folder) | {"logging.report_to": ["console", "jsonl"]}
     palimpsest.train("memagent-quickstart", settings, out=tmp_path / "quiet", quiet=True)
     out, err = capfd.readouterr()
@@ -409,9 +403,7 @@ def interrupt() -> None:
 
 
 @pytest.mark.parametrize("where", ["plain", "running loop"])
-def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_same_bytes(
-    where: str, run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_an_interrupted_run_resumes(where: str, run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = small_run(tiny_model_folder) | {"logging.report_to": ["console", "jsonl"]}
 
     def begin() -> palimpsest.Run:
@@ -430,9 +422,7 @@ def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_same_bytes(
         assert (resumed.folder / file).read_bytes() == (run.folder / file).read_bytes()
 
 
-def test_a_quiet_run_that_stops_early_says_so(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_early_stop_is_printed(tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop = GracefulStop()
     settings = small_run(tiny_model_folder, max_steps=50)
     run = palimpsest.train(
@@ -464,7 +454,7 @@ def test_an_interrupt_of_other_work_in_a_running_loop_cancels_it_and_is_raised()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_blocking_call_has_the_signature_and_raises_the_errors_of_its_coroutine() -> None:
+def test_a_blocking_call_is_like_its_coroutine() -> None:
     @blocking
     async def halved_async(number: int) -> int:
         """Half of it."""

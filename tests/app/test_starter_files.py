@@ -60,7 +60,7 @@ def test_a_scaffold_is_written_as_the_library_is(kind: str, tmp_path: Path) -> N
         (("policy", "mine"), "mine.py already exists"),
     ],
 )
-def test_a_scaffold_that_can_not_be_is_refused_before_anything_is_written(
+def test_an_invalid_name_is_refused(
     words: tuple[str, str], message: str, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "taken.yaml").write_text("mine")
@@ -87,7 +87,7 @@ def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SCAFFOLDS)
-def test_a_scaffold_passes_its_own_tests_and_learns(kind: str, tmp_path: Path) -> None:
+def test_a_scaffold_passes_its_tests_and_learns(kind: str, tmp_path: Path) -> None:
     """The mean reward of the last ten steps lies clearly above that of the first ten."""
     _, recipe, test = write_scaffold(kind, "mine", tmp_path)
     tested = python("-m", "pytest", "-q", "-p", "no:cacheprovider", test.name, folder=tmp_path)

@@ -1,12 +1,16 @@
-"""A file of a run holds what the page would ask for, says what it lacks, and is never larger than it may be."""
+"""`palimpsest view --export`: contents, scores, limits and refusals; the viewer as a service."""
 
 from __future__ import annotations
 
 import base64
+import gc
 import gzip
+import json
 import os
 import re
+import threading
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +20,17 @@ import pytest
 import zstandard
 
 from palimpsest.app import viewer_job
-from palimpsest.app.viewer_job import export
+from palimpsest.app.viewer_job import View, export, view
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
+from palimpsest.evaluation.sample_log import Sample
 from palimpsest.rollout.trajectory_file import encode_groups, group_lines
+from palimpsest.servers.http_service import bound
+from palimpsest.types import Group
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 from support.command import Run
-from support.view_folders import group, run_folder, state_of
+from support.inspect_logs import read_by_inspect
+from support.view_folders import chunks, evaluation_folder, group, run_folder, sample, state_of
 
 REWARDS: list[tuple[float | None, ...]] = [(1.0, 1.0), (0.0, 1.0), (None, 0.0), (1.0, 0.5)]
 
@@ -63,9 +71,7 @@ def test_ungraded_and_wrong_episodes_come_first(run: Path, tmp_path: Path, monke
     assert chosen == [(1, 0), (2, 1), (3, 1), (0, 0)]
 
 
-def test_a_file_that_would_be_too_large_is_refused_with_its_size(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_too_large_file_is_refused_with_its_size(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(viewer_job, "MOST_BYTES", 20_000)
     message = r"its 1 episodes would take 0\.\d MB, the limit is 0; choose fewer"
     with pytest.raises(ConfigError, match=message) as refused:
@@ -155,7 +161,7 @@ def test_another_file_is_moved_aside_with_force_alone(run: Path, tmp_path: Path)
     assert zipfile.is_zipfile(out)
 
 
-def test_a_place_that_cannot_be_written_is_told_by_its_name(run: Path, tmp_path: Path) -> None:
+def test_an_unwritable_path_is_named(run: Path, tmp_path: Path) -> None:
     (tmp_path / "dir.html").mkdir()
     (tmp_path / "file").touch()
     for name in ("dir.html", "file/out.html"):
@@ -178,9 +184,7 @@ def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Pat
     assert written.path.read_bytes() == written.content.data
 
 
-def test_an_episode_that_cannot_be_told_is_left_out_alone_and_a_defect_is_not_hidden(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_episode_is_omitted(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     get, error = ViewerApi.get, Exception()
 
     def failing(answers: ViewerApi, path: str, query: Any = None) -> Any:
@@ -201,7 +205,7 @@ def test_an_episode_that_cannot_be_told_is_left_out_alone_and_a_defect_is_not_hi
 
 
 @pytest.mark.parametrize("name", ["out.html", "out.eval"])
-def test_what_is_damaged_and_odd_is_left_out_and_told(name: str, tmp_path: Path) -> None:
+def test_damaged_groups_are_omitted_with_a_note(name: str, tmp_path: Path) -> None:
     odd = orjson.loads(group_lines(group("odd", (1.0,))))
     odd["turns"][0]["prompt_ids"] = ["a"]
     frames = encode_groups([group("good", (1.0,))]), zstandard.compress(orjson.dumps(odd) + b"\n")
@@ -219,3 +223,148 @@ def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, 
     assert re.fullmatch(r".*out\.html: 1 episode, \d\d+ kB\n", done.stdout)
     assert "omitted 7 of the step's 8 episodes" in done.stderr
     assert "--export" in palimpsest("view", str(run), "--episodes", "1/0").stderr
+
+
+AGENT = [chunks(4, f"p{n}", 1.0) for n in range(6)] + [chunks(64, "p6", 0.0)]
+BASELINES = [chunks(4, f"p{n}", 0.0, player="closed book", baseline=True) for n in range(6)]
+CELL = ("set", "size", "unit", "player", "baseline")
+
+
+def recorded(each: Sample) -> Group:
+    """The sample's episode, with its grade."""
+    made = group(each.id, (each.value,))
+    named = tuple(replace(one, group_id=each.group_id, rollout=each.draw) for one in made.trajectories)
+    return Group(made.problem, named, made.grades)
+
+
+def wrong_alone(path: Path, samples: Sequence[Sample] = (*BASELINES, *AGENT)) -> Path:
+    """An evaluation that recorded what went wrong, which is the default."""
+    folder = evaluation_folder(path, samples)
+    (folder / "summary.json").write_text(json.dumps({"model": "some/model", "policy": {"name": "overwrite"}}))
+    wrong = [recorded(each) for each in samples if each.value is None or each.value < 1]
+    if wrong:
+        (folder / "episodes.jsonl.zst").write_bytes(encode_groups(wrong))
+    return folder
+
+
+def read(path: Path) -> dict[str, Any]:
+    """An archive's header and samples, as its zip has them."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.startswith("samples/")]
+        header = json.loads(archive.read("header.json"))
+        return {**header, "samples": [json.loads(archive.read(name)) for name in names]}
+
+
+def test_right_episodes_without_a_record_are_exported(tmp_path: Path) -> None:
+    written, _ = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval")
+    log = read(written.path)
+    (score,) = log["results"]["scores"]
+    values = [each["scores"]["reward"]["value"] for each in log["samples"]]
+    assert sorted(values) == [0.0, *[1.0] * 6]
+    assert score["metrics"]["mean"]["value"] == pytest.approx(6 / 7) == written.content.mean
+    assert score["metrics"]["4 chunks"]["value"] == 1.0
+    assert (score["scored_samples"], score["unscored_samples"]) == (7, 0)
+    assert (log["eval"]["model"], log["eval"]["metadata"]["player"]) == ("some/model", "agent: recall")
+    cells = {tuple(each["metadata"][name] for name in CELL) for each in log["samples"]}
+    assert cells == {("synthetic", 4, "chunks", "recall", False), ("synthetic", 64, "chunks", "recall", False)}
+    assert [bool(each["messages"]) for each in log["samples"]] == [False] * 6 + [True]
+    assert written.content.notes == [
+        "6 of 7 episodes of the agent: recall were not recorded and have a score without messages; "
+        "set evaluation.record=all to record every episode"
+    ]
+    assert log["eval"]["metadata"]["left_out"] == written.content.notes
+
+
+def test_baselines_have_separate_logs(tmp_path: Path) -> None:
+    _, other = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval")
+    assert other.path.name == "out.closed-book.eval"
+    assert (other.content.player, other.content.mean) == ("baseline: closed book", 0.0)
+    log = read(other.path)
+    assert log["eval"]["task"] == "eval, closed book"
+    assert len(log["samples"]) == 6
+    cells = {tuple(each["metadata"][name] for name in CELL) for each in log["samples"]}
+    assert cells == {("synthetic", 4, "chunks", "closed book", True)}
+
+
+def test_every_policy_has_a_separate_log(tmp_path: Path) -> None:
+    played = (("fold", 1.0), ("note", 0.0))
+    rows = [sample("dev", f"p{n}", value, player=policy) for policy, value in played for n in range(3)]
+    written, other = export([evaluation_folder(tmp_path / "eval", rows)], tmp_path / "out.eval")
+    assert (written.content.player, written.content.mean, written.content.episodes) == ("agent: fold", 1.0, 3)
+    assert (other.path.name, other.content.player, other.content.mean) == ("out.note.eval", "agent: note", 0.0)
+    log = read(other.path)
+    assert log["eval"]["task"] == "eval, note"
+    assert {each["metadata"]["player"] for each in log["samples"]} == {"note"}
+
+
+def test_an_evaluation_without_a_record_is_exported_with_its_scores(tmp_path: Path) -> None:
+    folder = wrong_alone(tmp_path / "eval", AGENT[:3])
+    (written,) = export([folder], tmp_path / "out.eval")
+    assert (written.content.episodes, written.content.mean) == (3, 1.0)
+
+
+def test_the_score_of_selected_episodes_is_noted(tmp_path: Path) -> None:
+    (written,) = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval", only="6/0")
+    assert (written.content.episodes, written.content.mean) == (1, 0.0)
+    assert written.content.notes == ["the log's score covers 1 selected episode, not the whole evaluation"]
+
+
+def test_an_ungraded_episode_has_no_score_and_an_evaluation_that_did_not_end_no_success(tmp_path: Path) -> None:
+    folder = wrong_alone(tmp_path / "eval", [*AGENT[:1], chunks(4, "lost", None)])
+    (folder / "summary.json").unlink()
+    log = read(export([folder], tmp_path / "out.eval")[0].path)
+    (score,) = log["results"]["scores"]
+    assert (score["metrics"]["mean"]["value"], score["unscored_samples"]) == (1.0, 1)
+    assert log["status"] in ("started", "cancelled")
+
+
+def test_the_page_of_an_evaluation_says_what_was_not_recorded(tmp_path: Path) -> None:
+    (page,) = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.html")
+    assert any("6 of 7 episodes of the agent: recall were not recorded" in told for told in page.content.notes)
+
+
+def test_the_record_of_an_evaluation_is_shown_as_the_evaluation(tmp_path: Path) -> None:
+    folder = wrong_alone(tmp_path / "eval")
+    assert export([folder / "episodes.jsonl.zst"], tmp_path / "out.eval")[0].content.mean == pytest.approx(6 / 7)
+
+
+def half(problem: Any, trajectory: Any) -> float:
+    """1.0 for problems whose id ends in an even digit."""
+    return float(problem.id[-1] in "02468")
+
+
+def test_inspect_reads_the_accuracy_back(tiny_model_folder: Path, tmp_path: Path, palimpsest: Run) -> None:
+    words = ["eval", str(tiny_model_folder), "--chunks", "1", "--limit", "5", "--out", str(tmp_path / "e")]
+    words += ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
+    played = palimpsest(*words, f"reward.name={__name__}:half")
+    assert played.returncode == 0, played.stderr
+    (accuracy,) = json.loads((tmp_path / "e" / "summary.json").read_text())["evaluations"]
+    done = palimpsest("view", str(tmp_path / "e"), "--export", str(tmp_path / "e.eval"))
+    assert "5 episodes of the agent: overwrite, mean score 60.0 %" in done.stdout
+    log = read(tmp_path / "e.eval")
+    assert log["results"]["scores"][0]["metrics"]["mean"]["value"] == accuracy["accuracy"]["mean"] == 0.6
+    assert log["eval"]["model"] == str(tiny_model_folder)
+    (seen,) = read_by_inspect(tmp_path / "e.eval")
+    assert seen[:2] == ["success", 0.6]
+    assert sorted(each[-1]["reward"] for each in seen[2]) == [0.0, 0.0, 1.0, 1.0, 1.0]
+
+
+def test_serving_collects_garbage_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, while_serving = gc.get_threshold(), list[int]()
+
+    def served(server: Any) -> None:
+        while_serving.append(gc.get_threshold()[0])
+
+    monkeypatch.setattr("palimpsest.app.viewer_job.Server.run_here", served)
+    view(View((run_folder(tmp_path / "run"),), port=0), on_ready=lambda url: None)
+    assert while_serving[0] > 50 * before[0]
+    assert gc.get_threshold() == before
+
+
+def test_a_viewer_whose_port_is_taken_leaves_no_threads(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with bound("127.0.0.1", 0) as taken:
+        taken.listen()
+        with pytest.raises(ConfigError, match="can't listen there"):
+            view(View((run_folder(tmp_path / "run"),), port=taken.getsockname()[1]), on_ready=lambda url: None)
+    assert set(threading.enumerate()) <= before

@@ -35,7 +35,7 @@ def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Pat
     shown.close()
 
 
-def test_an_episode_is_told_turn_by_turn_and_can_be_searched(browser: Any, tmp_path: Path) -> None:
+def test_an_episode_is_shown_by_turn_and_searchable(browser: Any, tmp_path: Path) -> None:
     record = Path(__file__).parents[1] / "viewer" / "data" / "group.jsonl.zst"
     file = export([record], tmp_path / "out.html", only="0/0,0/1", tokenizer="embedded")[0].path
     shown = Watched(browser, file.as_uri())

@@ -45,7 +45,7 @@ def test_the_answer_its_memories_and_their_places(story: Path) -> None:
     assert sorted([*kept, *asked.unsupported]) == sorted({*kept, *asked.unsupported}), "each sentence once"
 
 
-def test_places_count_from_the_beginning_of_their_own_file(story: Path) -> None:
+def test_quotes_have_positions_in_their_file(story: Path) -> None:
     asked = palimpsest.ask("embedded", [story / "two.html", story / "one.txt"], "What does Omar like?", seed=3)
     texts = {part.file: asked.document.text[part.start : part.end] for part in asked.document.parts}
     assert list(texts) == [f"{story}/two.html", f"{story}/one.txt"]
@@ -110,7 +110,7 @@ def test_an_answer_unknown_of_the_bundled_model_names_a_way_to_other_text(run: R
 @pytest.mark.parametrize(
     ("reply", "code"), [("\\boxed{tea}", ""), ("tea", "reply_unmarked"), ("The answer is tea.", "")]
 )
-def test_a_reply_without_a_marked_answer_is_said(reply: str, code: str, story: Path, tiny_model_folder: Path) -> None:
+def test_a_reply_without_a_marked_answer_is_noted(reply: str, code: str, story: Path, tiny_model_folder: Path) -> None:
     with endpoint_server(Server(takes="completions", speak=lambda _: reply)) as server:
         args = ["ask", "served", str(story / "one.txt"), "Who likes tea?", "--base-url", server.url]
         done = CliRunner().invoke(
@@ -127,7 +127,7 @@ def test_files_that_a_folder_omits_are_named(tmp_path: Path, run: Run) -> None:
     assert NOTES["files_skipped"].format(names=tmp_path / "more.zip") in done.stderr
 
 
-def test_a_reply_that_reaches_its_budget_is_said(story: Path, run: Run) -> None:
+def test_a_reply_at_its_budget_is_noted(story: Path, run: Run) -> None:
     done = run(story / "one.txt", "What does Anna sell?", "answer_tokens=2")
     assert NOTES["reply_cut"].format(tokens=2) in done.stderr
 
@@ -141,7 +141,7 @@ def test_chat_answers_question_after_question(story: Path, run: Run) -> None:
     ]
 
 
-def test_a_question_stands_before_its_answer_where_several_are_asked(story: Path, run: Run) -> None:
+def test_several_questions_are_printed_before_their_answers(story: Path, run: Run) -> None:
     asked = ["What does Anna sell?", "Who likes tea?"]
     chatted = run(story / "one.txt", "--chat", input="\n".join(asked))
     together = run(story / "one.txt", asked[0], "--question", asked[1])
@@ -162,15 +162,13 @@ def test_a_model_behind_an_endpoint_answers(story: Path, tiny_model_folder: Path
     assert "needs an endpoint" in str(CliRunner().invoke(app, [*args[:-2], "--tokenizer", "x"]).exception)
 
 
-def test_what_is_asked_wrongly_is_named(story: Path, run: Run) -> None:
+def test_wrong_arguments_of_ask_are_named(story: Path, run: Run) -> None:
     assert "palimpsest ask MODEL FILE... QUESTION" in str(run(story / "one.txt").exception)
     assert "--chat" in str(run("-", "--chat").exception)
     assert run(story / "no.txt", "Who?").exit_code != 0
 
 
-def test_a_failed_policy_gives_no_answer_and_the_exit_code_1(
-    story: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_policy_exits_with_1(story: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.py").write_text(
         "import palimpsest\n\n\nclass Broken(palimpsest.MemoryPolicy):\n"
         "    async def run(self, problem, model):\n        raise RuntimeError('nothing works')\n"

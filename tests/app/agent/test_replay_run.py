@@ -126,9 +126,7 @@ def test_the_next_turn_shows_the_edited_memory(policy: str, tmp_path: Path, eval
         assert again.turns[turn].prompt_ids != recorded.turns[turn].prompt_ids
 
 
-def test_a_given_memory_is_input_and_never_counts_as_invented_by_the_agent(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
+def test_an_edited_memory_is_input_of_the_agent(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
     given = "Zyx"  # in no section
     penalised = {**small_run(tiny_model_folder), "reward.unsupported_penalty": 1.0, "reward.name": EVERY_SECOND}
     folder = tmp_path / "run"
@@ -227,16 +225,14 @@ def test_a_partly_read_document_is_drawn_again(run: Path, copied: Path, tmp_path
     assert sampled(played(result.path)[1]) == sampled(group.trajectories[0])
 
 
-def test_the_nearest_weights_are_named_where_the_exact_ones_are_missing(
-    run: Path, copied: Path, tmp_path: Path
-) -> None:
+def test_the_nearest_weights_replace_missing_ones(run: Path, copied: Path, tmp_path: Path) -> None:
     shutil.copy(run / record(2), copied / record(2))
     assert replay(f"{copied / record(2)}#0/0", turn=0, out=tmp_path).weights == (
         "the weights that training started from, the nearest: no checkpoint of step 1, which sampled it, exists"
     )
 
 
-def test_the_record_contains_the_key_of_each_group(
+def test_the_record_has_keys_of_groups(
     run: Path, copied: Path, tmp_path: Path, evaluation: Callable[..., Path]
 ) -> None:
     (group,) = read_groups(run / record(2)).groups
@@ -385,9 +381,7 @@ def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest
     assert "Invalid value for '--step'" in palimpsest("replay", "x", "--step", "-1").stderr
 
 
-def test_a_policy_without_a_form_for_its_memory_is_played_on_unchanged_alone(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_a_policy_without_memory_takes_no_edit(tmp_path: Path, tiny_model_folder: Path) -> None:
     options = {"question_tokens": 64, "answer_tokens": 8, **SHORT}
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "full_context", options)
     result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
@@ -425,9 +419,7 @@ def test_an_agent_that_searches_its_document_needs_it_to_be_played_on(tmp_path: 
         replay(f"{folder}#0/1", turn=0, out=tmp_path)
 
 
-def test_what_was_recalled_is_recalled_again_and_asked_for_under_another_memory(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recall_is_repeated(tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**TAGGED, **SHORT, "memory_tokens": 24}
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "recall", options, samples=1)
     codec = Codec.load(tiny_model_folder)
@@ -459,9 +451,7 @@ def _keep(folder: Path, again: Trajectory) -> None:
     (folder / EPISODES).write_bytes(encode_groups([kept]))
 
 
-def test_the_agents_first_episode_is_meant_where_none_is_named_and_a_baseline_is_refused(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_the_agents_first_episode_is_the_default(tmp_path: Path, tiny_model_folder: Path) -> None:
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", BUDGETS, baselines=True)
     groups = read_episodes(folder / EPISODES).groups
     places = {group.trajectories[0].group_id: place for place, group in enumerate(groups)}

@@ -1,4 +1,4 @@
-"""`palimpsest data build`: long contexts in disjoint splits, deterministic by the seed."""
+"""`palimpsest data build` and `data combine`: long contexts and problems of several questions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 
-from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts
+from palimpsest.app.datasets.dataset_builder import Contexts, build_contexts, make_objectives
 from palimpsest.app.datasets.question_splits import Filters, read_splits
 from palimpsest.data.formats.problem_files import read_problems
 from palimpsest.data.set_manifest import MANIFEST
 from palimpsest.errors import ConfigError, DataError, RunError
+from support.command import Run
+from support.endpoint_server import Server, endpoint_server
+from support.evaluations import sample, write_evaluation
 
 
 def questions(path: Path, count: int = 60, *, name: str = "q", shared: int = 0) -> Path:
@@ -106,9 +109,7 @@ def test_splits_share_no_question_and_optionally_no_gold_document(disjoint: bool
 
 
 @pytest.mark.parametrize("disjoint", [False, True])
-def test_contexts_contain_no_gold_document_of_another_split_or_an_excluded_question(
-    tmp_path: Path, disjoint: bool
-) -> None:
+def test_contexts_omit_gold_documents_of_other_splits(tmp_path: Path, disjoint: bool) -> None:
     """Without the option, every document may be a distractor."""
     source, test = questions(tmp_path / "a.json", shared=3), questions(tmp_path / "t.json", 6, name="t")
     contexts = Contexts((60,), splits=read_splits("train=rest,dev=20"), disjoint_documents=disjoint)
@@ -233,9 +234,7 @@ def test_the_manifest_names_files_by_their_hashes_licences_and_counts(tmp_path: 
     assert str(tmp_path) not in (tmp_path / "set" / MANIFEST).read_text()
 
 
-def test_a_nonempty_folder_is_refused_or_renamed_and_a_failure_leaves_nothing(
-    tmp_path: Path, palimpsest: Any, refused: Any
-) -> None:
+def test_a_nonempty_folder_is_refused_or_renamed(tmp_path: Path, palimpsest: Any, refused: Any) -> None:
     source, done = questions(tmp_path / "a.json", 12), tmp_path / "done.jsonl"
     command = ["data", "build", str(source), "--documents", "12", "--out", str(tmp_path / "set")]
     assert palimpsest(*command).returncode == 0
@@ -288,3 +287,147 @@ print(count, peak() - before)
     assert count == 100
     assert grown < 100
     assert (tmp_path / "set" / "eval_6400.jsonl").stat().st_size > 350_000_000
+
+
+CLOSED: dict[str, Any] = {"policies": {"closed_book": {"name": "closed_book"}}}
+
+
+def where_questions(path: Path, count: int = 6) -> Path:
+    rows = [
+        {
+            "_id": f"q{i}",
+            "question": f"Where is q{i}?",
+            "answer": "Rome",
+            "supporting_facts": [["T", 0]],
+            "context": [["T", [f"Text of {i}."]], ["U", ["Other."]]],
+        }
+        for i in range(count)
+    ]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_answered_questions_are_omitted_and_counted(tmp_path: Path) -> None:
+    """One right reply of several is enough; ungraded and unplayed where_questions stay."""
+    source = where_questions(tmp_path / "a.json")
+    samples = [
+        sample("q0", 1.0),
+        sample("q1", 0.0),
+        sample("q1", 1.0, draw=1),
+        sample("q2", 0.5),
+        sample("q3", None),
+        sample("other", 1.0, question="where is Q4"),
+    ]
+    folder = write_evaluation(tmp_path / "closed", samples, CLOSED)
+    built = build_contexts([source], Contexts((2,)), answered=[folder], out=tmp_path / "set")
+    assert built.left_out == {"answered without the document": 3}
+    assert {problem.id for problem in read_problems(tmp_path / "set" / "eval_2.jsonl")} == {"q2", "q3", "q5"}
+    manifest = json.loads((tmp_path / "set" / MANIFEST).read_text())
+    assert [(row["file"], row["role"]) for row in manifest["sources"]] == [
+        ("samples.jsonl", "answered"),
+        ("a.json", "source"),
+    ]
+
+
+def test_the_closed_book_baseline_of_an_evaluation_counts(tmp_path: Path) -> None:
+    baselines = [("q1", "closed book"), ("q2", "retrieval")]
+    samples = [sample("q0", 1.0), *(sample(name, 1.0, player=player, baseline=True) for name, player in baselines)]
+    folder = write_evaluation(tmp_path / "eval", samples, {"policies": {"overwrite": {"name": "overwrite"}}})
+    build_contexts([where_questions(tmp_path / "a.json", 3)], Contexts(), answered=[folder], out=tmp_path / "set")
+    assert {problem.id for problem in read_problems(tmp_path / "set" / "eval.jsonl")} == {"q0", "q2"}
+
+
+def test_a_folder_without_closed_book_episodes_is_refused(tmp_path: Path) -> None:
+    source = where_questions(tmp_path / "a.json")
+    agent = write_evaluation(tmp_path / "agent", [sample("q0", 1.0)], {"policies": {"o": {"name": "overwrite"}}})
+    for folder, message in ((tmp_path, "no finished evaluation"), (agent, "has no closed-book episodes")):
+        with pytest.raises(DataError, match=rf"--drop-answered .*: {message}.*palimpsest eval --policy closed_book"):
+            build_contexts([source], Contexts((2,)), answered=[folder], out=tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+
+
+def test_the_commands_filter_a_file(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
+    source, out = where_questions(tmp_path / "a.json", 4), tmp_path / "closed"
+
+    def knows_q1(request: dict[str, Any]) -> str:
+        return "\\boxed{Rome}" if "Where is q1?" in json.dumps(request) else "\\boxed{nowhere}"
+
+    with endpoint_server(Server(takes="chat", speak=knows_q1)) as server:
+        endpoint = ("--base-url", server.url, "served", "--tokenizer", str(tiny_model_folder))
+        done = palimpsest("eval", "--policy", "closed_book", *endpoint, "--data", str(source), "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    options = (str(source), "--documents", "2", "--drop-answered", str(out))
+    done = palimpsest("data", "build", *options, "--out", str(tmp_path / "set"))
+    assert done.returncode == 0, done.stderr
+    assert "omitted, answered without the document: 1" in done.stdout
+    assert "eval_2.jsonl: 3 problems" in done.stdout
+
+
+def hotpot(path: Path, count: int = 12) -> Path:
+    rows = [
+        {
+            "_id": f"q{i}",
+            "question": f"Who is {i}?",
+            "answer": f"name {i}",
+            "supporting_facts": [[f"T{i} 3", 0], [f"T{i} 0", 0]],
+            "context": [[f"T{i} {j}", [f"Text {j} of {i}."]] for j in range(6)],
+        }
+        for i in range(count)
+    ]
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def test_problems_to_search_for_repeat_no_question(tmp_path: Path) -> None:
+    source = hotpot(tmp_path / "a.json")
+    made = make_objectives([source, source], (1, 2, 5), out=tmp_path / "set", seed=1)
+    assert made.problems == {"objectives_1.jsonl": 12, "objectives_2.jsonl": 6, "objectives_5.jsonl": 2}
+    for size in (2, 5):
+        problems = list(read_problems(tmp_path / "set" / f"objectives_{size}.jsonl"))
+        texts = [row["question"] for problem in problems for row in problem.metadata["objectives"]]
+        assert len(texts) == len(set(texts)) == size * len(problems)
+        for problem in problems:
+            assert problem.context is None
+            golds = json.loads(problem.answers[0])
+            for row in problem.metadata["objectives"]:
+                number = re.findall(r"\d+", row["question"])[0]
+                assert golds[row["name"]] == f"name {number}"
+                assert f"{row['name']}: Who is {number}?" in problem.question
+
+
+def test_one_document_contains_the_gold_of_every_question(tmp_path: Path, palimpsest: Any) -> None:
+    source = hotpot(tmp_path / "a.json")
+    command = ["data", "combine", str(source), "--objectives", "3", "--documents", "30", "--problems", "4"]
+    done = palimpsest(*command, "--out", str(tmp_path / "set"))
+    assert done.returncode == 0, done.stderr
+    problems = list(read_problems(tmp_path / "set" / "objectives_3.jsonl"))
+    assert len(problems) == 4
+    for problem in problems:
+        texts = re.split(r"(?:^|\n\n)Document \d+:\n", problem.context or "")[1:]
+        assert len(set(texts)) == 30
+        assert len(problem.questions) == 3
+        for question in problem.questions:
+            number = re.findall(r"\d+", question.text)[0]
+            assert question.answers == (f"name {number}",)
+            assert {f"T{number} 3\nText 3 of {number}.", f"T{number} 0\nText 0 of {number}."} <= set(texts)
+        assert len(problem.metadata["evidence"]) == 6
+
+
+def test_too_few_questions_are_refused(tmp_path: Path) -> None:
+    source = hotpot(tmp_path / "a.json")
+    with pytest.raises(DataError, match=r"12 questions make 4 problems of 3, not 5"):
+        make_objectives([source], (3,), out=tmp_path / "set", count=5)
+    with pytest.raises(DataError, match="12 questions make 0 problems of 13, not 1"):
+        make_objectives([source], (13,), out=tmp_path / "set")
+    made = tmp_path / "made"
+    make_objectives([source], (2,), out=made)
+    with pytest.raises(DataError, match="has several questions"):
+        make_objectives([made / "objectives_2.jsonl"], (2,), out=tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+
+
+def test_the_published_questions_are_combined(real_data: Path, tmp_path: Path) -> None:
+    sources = [real_data / "hotpotqa_dev_50.json", real_data / "2wiki_questions_1000.json"]
+    made = [make_objectives(sources, (2, 8), out=tmp_path / name, count=100, seed=3) for name in ("a", "b")]
+    assert made[0].problems == {"objectives_2.jsonl": 100, "objectives_8.jsonl": 100}
+    assert made[0].edition == made[1].edition

@@ -99,9 +99,7 @@ def fetch(server: Server, palimpsest: Run, monkeypatch: pytest.MonkeyPatch) -> C
     return lambda *words, out: palimpsest("data", "download", *map(str, words), "--out", str(out))
 
 
-def test_a_hub_file_comes_from_the_mirror_and_resumes_after_a_broken_connection(
-    server: Server, fetch: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_broken_hub_download_resumes(server: Server, fetch: Callable[..., Done], tmp_path: Path) -> None:
     server.answers = [12_000_000]
     done = fetch("owner/set/data/file.json", out=tmp_path / "new")
     assert done.returncode == 0, done.stderr
@@ -112,9 +110,7 @@ def test_a_hub_file_comes_from_the_mirror_and_resumes_after_a_broken_connection(
     assert {path for path, _ in server.requests} == {"/datasets/owner/set/resolve/main/data/file.json"}
 
 
-def test_a_rejected_hub_download_is_one_line_and_leaves_nothing(
-    server: Server, fetch: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_rejected_hub_download_leaves_nothing(server: Server, fetch: Callable[..., Done], tmp_path: Path) -> None:
     server.answers = [403] * 20
     done = fetch("owner/set/data/file.json", out=tmp_path)
     assert done.returncode == 2
@@ -158,7 +154,7 @@ def test_a_web_page_or_an_empty_file_is_not_stored(content: bytes, reason: str, 
 
 
 @pytest.mark.parametrize("kind", ["comment", "empty"])
-def test_a_mirrors_web_page_or_empty_file_is_not_stored(
+def test_a_mirrors_web_page_is_not_stored(
     kind: str, server: Server, fetch: Callable[..., Done], tmp_path: Path
 ) -> None:
     server.content, reason = REJECTED[kind]
@@ -227,9 +223,7 @@ def test_an_unknown_name_has_a_hint(refused: Callable[..., str], tmp_path: Path)
 # ---- all files of a recipe -----------------------------------------------------------------------------------
 
 
-def test_a_second_call_fetches_the_missing_files_of_a_recipe(
-    server: Server, fetch: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_a_second_call_fetches_missing_files(server: Server, fetch: Callable[..., Done], tmp_path: Path) -> None:
     recipe, train = tmp_path / "mine.yaml", tmp_path / "sets" / "hotpotqa_train_32k.parquet"
     recipe.write_text("data: {train_files: sets/hotpotqa_train_32k.parquet, val_files: hotpotqa_dev.parquet}")
     server.answers = [len(CONTENT), *[403] * 20]
@@ -243,9 +237,7 @@ def test_a_second_call_fetches_the_missing_files_of_a_recipe(
     assert (tmp_path / "hotpotqa_dev.parquet").read_bytes() == CONTENT
 
 
-def test_an_unpublished_file_is_named_with_its_command_and_the_others_are_downloaded(
-    server: Server, fetch: Callable[..., Done], tmp_path: Path
-) -> None:
+def test_an_unpublished_file_has_its_command(server: Server, fetch: Callable[..., Done], tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         "evaluation: {files: [{names: ['{task}_{size}k.json'], tasks: [qa1], sizes: [4], "

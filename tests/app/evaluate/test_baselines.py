@@ -32,7 +32,7 @@ def evaluated(model: Path, problems: list[palimpsest.Problem], **options: Any) -
     return palimpsest.evaluate(model, problems, overrides=BUDGETS, quiet=True, **options)
 
 
-def test_all_are_played_beside_the_agent_and_kept_apart(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_baselines_are_played_and_reported_separately(tiny_model_folder: Path, tmp_path: Path) -> None:
     evaluation = evaluated(tiny_model_folder, SHORT + LONG, out=tmp_path)
     closed, whole, retrieval = evaluation.baselines
     (agent,) = evaluation.summaries
@@ -81,12 +81,12 @@ def test_a_log_continues_with_and_without_baselines(tiny_model_folder: Path, tmp
 
 
 @pytest.mark.parametrize(("policy", "left"), [("full_context", ["closed book"]), ("closed_book", ["whole document"])])
-def test_what_is_asked_for_itself_is_not_played_twice(tiny_model_folder: Path, policy: str, left: list[str]) -> None:
+def test_a_requested_policy_is_no_second_baseline(tiny_model_folder: Path, policy: str, left: list[str]) -> None:
     evaluation = palimpsest.evaluate(tiny_model_folder, SHORT, policy=policy, quiet=True)
     assert [each.cell.player for each in evaluation.baselines] == left
 
 
-def test_problems_without_a_document_have_a_closed_book_alone_which_the_reward_can_read(
+def test_problems_without_documents_have_closed_book(
     tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evaluation = palimpsest.evaluate(tiny_model_folder, "synthetic_search", policy="prune", limit=1, objectives=2)
@@ -106,9 +106,7 @@ def baselines_of(codec: Codec, config: RunConfig, agent: PolicyConfig, window: i
     ("reward", "window", "prompts"),
     [("boxed", 8192, "standard"), ("boxed", 512, "short"), ("final_answer", 8192, "final")],
 )
-def test_baselines_have_the_prompts_of_the_reward_and_the_agents_budget(
-    tiny_codec: Codec, reward: str, window: int, prompts: str
-) -> None:
+def test_baselines_have_the_rewards_prompts(tiny_codec: Codec, reward: str, window: int, prompts: str) -> None:
     config = RunConfig.model_validate({"reward": {"name": reward}})
     agent = PolicyConfig(name="overwrite", options={"answer_tokens": 12})
     policies = [each.policy for each in baselines_of(tiny_codec, config, agent, window)]
@@ -116,9 +114,7 @@ def test_baselines_have_the_prompts_of_the_reward_and_the_agents_budget(
 
 
 @pytest.mark.parametrize(("agents", "expected"), [(64, 64), (16, 32)])
-def test_the_agents_larger_question_budget_applies_to_the_recipes_baseline(
-    tiny_codec: Codec, agents: int, expected: int
-) -> None:
+def test_baselines_have_the_agents_question_budget(tiny_codec: Codec, agents: int, expected: int) -> None:
     full = {"name": "full_context", "options": {"question_tokens": 32, "prompts": "short"}}
     config = RunConfig.model_validate({"evaluation": {"baselines": {"full_window": full}}})
     agent = PolicyConfig(name="overwrite", options={"question_tokens": agents, "answer_tokens": 12})
@@ -157,7 +153,7 @@ def test_retrieval_is_not_played_where_every_document_fits_the_agents_context(ti
     assert retrieval_of(tiny_codec, agent, [problem("none", None)]) == []
 
 
-def test_retrieval_beside_what_takes_the_window_has_the_window(tiny_codec: Codec) -> None:
+def test_retrieval_has_the_window_of_the_agent(tiny_codec: Codec) -> None:
     for name in ("full_context", "closed_book"):
         options = {"question_tokens": 64, "answer_tokens": 8, "prompts": "short"}
         (entry,) = retrieval_of(tiny_codec, PolicyConfig(name=name, options=options), LONG)
@@ -165,9 +161,7 @@ def test_retrieval_beside_what_takes_the_window_has_the_window(tiny_codec: Codec
     assert retrieval_of(tiny_codec, PolicyConfig(name="passages", options=options), LONG) == []
 
 
-def test_problems_that_begin_with_a_memory_have_none_and_it_is_said(
-    tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_problems_with_a_memory_have_no_baseline(tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begun = [palimpsest.Problem("m", "Who?", ("Bob",), "Bob likes tea.", memory="Ann.")]
     evaluation = palimpsest.evaluate(tiny_model_folder, begun, overrides=BUDGETS)
     assert evaluation.baselines == ()

@@ -25,9 +25,7 @@ def run_of(method: str, model: Path, folder: Path) -> str:
     return str(weights)
 
 
-def test_one_command_plays_several_agents_and_their_baselines_and_reports_them_together(
-    palimpsest: Run, tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_one_command_compares_several_agents(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
     made = ("--tokenizer", "embedded", "--problems", "1", "--tasks", "niah_multikey_2", "--lengths", "300")
     palimpsest("data", "ruler", *made, "--out", str(tmp_path / "sets"))
     models = [run_of(method, tiny_model_folder, tmp_path / method) for method in METHODS]
@@ -51,7 +49,7 @@ def test_one_command_plays_several_agents_and_their_baselines_and_reports_them_t
     assert "1 of 1 episodes" in palimpsest(*words, "reward.name=fraction", "--no-baselines").stderr
 
 
-def test_every_model_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_model_has_a_folder_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert names_of([".", "runs/a", "../b"]) == ["here", "a", "b"]

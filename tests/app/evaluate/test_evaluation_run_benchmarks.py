@@ -59,9 +59,7 @@ def test_beam_is_the_mean_over_rubric_points(tiny_model_folder: Path, tmp_path: 
     assert {each["messages"][0]["content"] for each in judge.requests} == {system_prompt("rubric")}
 
 
-def test_eventqa_asks_each_question_on_a_reading_of_its_own_and_searches_the_whole_reply(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_eventqa_reads_the_text_for_every_question(tiny_model_folder: Path, tmp_path: Path) -> None:
     events = ["Ann leaves.", "Bob sings."]
     row = {
         "context": "Ann was there. Ann leaves.",

@@ -58,9 +58,7 @@ def test_a_policy_plays_on_an_endpoint_and_the_summary_says_what_was_exact(
 
 
 @pytest.mark.parametrize(("family", "played"), [("gemma4", False), ("llama3", True)])
-def test_tool_agents_are_rejected_where_text_prompts_cannot_hold_their_calls(
-    family: str, played: bool, tmp_path: Path, palimpsest: Run
-) -> None:
+def test_gemma_tool_calls_need_token_prompts(family: str, played: bool, tmp_path: Path, palimpsest: Run) -> None:
     """Gemma's calls are control tokens."""
     family_codec(family).save(tmp_path / "tokenizer")
     with endpoint_server(Server(takes="completions", speak=lambda body: "FINAL_ANSWER: Rome")) as server:
@@ -73,9 +71,7 @@ def test_tool_agents_are_rejected_where_text_prompts_cannot_hold_their_calls(
     assert ("engine.mode=completions" in done.stderr) is not played
 
 
-def test_an_evaluation_goes_on_at_another_address_but_not_in_another_mode(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
+def test_an_evaluation_resumes_at_another_address(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
     out = tmp_path / "out"
     with endpoint_server() as first:
         assert palimpsest(*command(first, tiny_model_folder, out, "--limit", "2")).returncode == 0
@@ -90,9 +86,7 @@ def test_an_evaluation_goes_on_at_another_address_but_not_in_another_mode(
     assert ended.returncode == 2
 
 
-def test_an_evaluation_does_not_go_on_with_another_model_of_the_same_name(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
+def test_another_model_of_the_same_name_is_refused(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
     out = tmp_path / "out"
     with endpoint_server(Server(root="/a/Qwen3-8B", name="served-1")) as first:
         assert palimpsest(*command(first, tiny_model_folder, out, "--limit", "2")).returncode == 0
@@ -107,9 +101,7 @@ def test_an_evaluation_does_not_go_on_with_another_model_of_the_same_name(
     assert len(read_samples(out / "samples.jsonl")[0]) == 3
 
 
-def test_replies_of_another_model_end_an_evaluation_which_keeps_what_was_played(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
+def test_replies_of_another_model_end_an_evaluation(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
     out = tmp_path / "out"
     with endpoint_server(Server(name="served-1")) as server:
 
@@ -129,7 +121,7 @@ def test_what_only_an_endpoint_has_is_refused_without_one(option: str, refused: 
     assert f"{option} X: needs an endpoint; set --base-url too" in refused("eval", option, "X")
 
 
-def test_an_endpoint_that_goes_down_ends_the_evaluation_which_goes_on_once_it_is_back(
+def test_an_evaluation_resumes_once_the_endpoint_is_up(
     tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
 ) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
@@ -184,9 +176,7 @@ def test_agents_with_tools_play_on_chat_endpoints(policy: str, tmp_path: Path, p
 
 
 @pytest.mark.slow
-def test_an_evaluation_killed_three_times_is_the_same_as_undisturbed(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
+def test_a_killed_evaluation_resumes_the_same(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     with endpoint_server() as server:
         assert palimpsest(*command(server, tiny_model_folder, whole, "--limit", "12", *LIMIT)).returncode == 0

@@ -202,9 +202,7 @@ ENDPOINT = ("--base-url", "http://127.0.0.1:9/v1", "engine.max_model_len=4096", 
         (("eval", "engine.max_num_seqs=4"), "engine.max_num_seqs"),
     ],
 )
-def test_keys_of_the_endpoint_are_valid_with_a_recipe(
-    words: tuple[str, ...], message: str, refused: Callable[..., str]
-) -> None:
+def test_keys_of_the_endpoint_are_valid(words: tuple[str, ...], message: str, refused: Callable[..., str]) -> None:
     """They are validated in the section that --base-url selects; no endpoint listens there."""
     assert message in refused(words[0], MODEL, *ENDPOINT, "--recipe", "memagent-quickstart", *words[1:])
 
@@ -268,9 +266,7 @@ def test_prompts_that_the_endpoint_cuts_are_counted(
     assert sample.value == 1.0
 
 
-def test_an_evaluation_without_a_temperature_is_continued_and_graded_again(
-    tmp_path: Path, palimpsest: Run, tiny_model_folder: Path
-) -> None:
+def test_a_fixed_temperature_is_part_of_the_identity(tmp_path: Path, palimpsest: Run, tiny_model_folder: Path) -> None:
     data, out = saved("ruler-hqa", tmp_path / "data"), tmp_path / "out"
     (data / "eval_100.json").write_text((data / "eval_50.json").read_text())
     words = ("--recipe", "eval/ruler-hqa", "--no-baselines", "--out", str(out), "chunk_size=512", "engine.mode=chat")

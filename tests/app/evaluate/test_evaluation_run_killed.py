@@ -35,9 +35,7 @@ def test_a_killed_quickstart_or_worker_leaves_no_process_and_resumes(
 
 
 @pytest.mark.slow
-def test_an_evaluation_killed_while_it_plays_goes_on_with_what_it_logged(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
+def test_a_killed_evaluation_resumes_from_its_log(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
     out = tmp_path / "out"
     command = small_evaluation(tiny_model_folder, out, chunks="1,2")
     ended = interrupted("SIGKILL", "palimpsest.app.evaluate.evaluation_run:summaries_of", command)

@@ -43,7 +43,7 @@ def eval_file(folder: Path, documents: int, problems: int = 2) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_protocol_is_whole(name: str, tmp_path: Path) -> None:
+def test_a_protocol_is_complete(name: str, tmp_path: Path) -> None:
     """It is a configuration with its policy's options, its commands exist, it says what differs."""
     text = recipe_text(name)
     assert re.search(r"^# Protocol: .*arXiv \d{4}\.\d{5}", text, re.M)
@@ -63,9 +63,7 @@ def test_a_protocol_is_whole(name: str, tmp_path: Path) -> None:
     assert plan.config.data.train_files == str(tmp_path / names[0])
 
 
-def test_the_command_plays_what_is_there_names_what_is_not_and_continues(
-    palimpsest: Run, tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_missing_sets_are_named_and_added_later(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
     folder, out = tmp_path / "data", tmp_path / "out"
     eval_file(folder, 50), eval_file(folder, 100)
     words = (str(tiny_model_folder), "--recipe", "eval/ruler-hqa", "--data", str(folder), *WORDS)
@@ -85,9 +83,7 @@ def test_the_command_plays_what_is_there_names_what_is_not_and_continues(
     assert {sample.set for sample in read_samples(out / "samples.jsonl")[0]} == {"eval_50", "eval_100", "eval_200"}
 
 
-def test_a_protocol_at_an_endpoint_goes_on_where_it_was(
-    palimpsest: Run, tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_a_protocol_at_an_endpoint_resumes(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
     folder, out = tmp_path / "data", tmp_path / "out"
     eval_file(folder, 50)
     with endpoint_server() as server:
@@ -115,9 +111,7 @@ def test_overrides_replace_values_of_the_protocol(tmp_path: Path) -> None:
     assert config.policy.options.items() >= BUDGETS.items()
 
 
-def test_sets_stand_from_few_to_many_documents_and_baselines_after_the_agent(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_sets_are_sorted_by_documents_before_baselines(tiny_model_folder: Path, tmp_path: Path) -> None:
     """Not by tokens: the set of fewer documents has the longer ones here."""
     many, few = eval_file(tmp_path, 100, 1), eval_file(tmp_path, 50, 1)
     few.write_text(few.read_text().replace("Ann ran. ", "Ann ran far away. "))
@@ -145,7 +139,7 @@ def test_protocols_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> N
         ("eval/locomo", ".", r"reward\.judge\.url"),
     ],
 )
-def test_what_a_protocol_cannot_be_played_on_is_rejected(
+def test_wrong_protocol_data_is_rejected(
     name: str, data: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -154,7 +148,7 @@ def test_what_a_protocol_cannot_be_played_on_is_rejected(
         EvalRequest(recipe=name, data=data).plan()
 
 
-def test_the_file_names_of_a_protocol_of_ones_own_are_checked() -> None:
+def test_file_names_of_a_custom_protocol_are_checked() -> None:
     text = "evaluation: {files: [{names: ['eval_{length}.json'], make: x}]}"
     with pytest.raises(ConfigError, match=r"with \{task\} and \{size\} alone"):
         parse_config(text)

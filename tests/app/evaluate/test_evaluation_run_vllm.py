@@ -41,9 +41,7 @@ def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
-    real_data: Path, model: Path, url: str, palimpsest: Run, tmp_path: Path
-) -> None:
+def test_a_killed_ruler_hqa_resumes(real_data: Path, model: Path, url: str, palimpsest: Run, tmp_path: Path) -> None:
     """64 questions among 50 documents of HotpotQA, sampled as the protocol says."""
     contexts = Contexts((50,), splits=read_splits(f"eval={PROBLEMS}"))
     build_contexts([real_data / "hotpotqa_train_100.json"], contexts, out=tmp_path / "set")

@@ -140,7 +140,7 @@ def test_options_of_playing_are_refused(option: dict[str, Any], tmp_path: Path) 
         palimpsest.evaluate(regrade=evaluation(tmp_path / "e"), quiet=True, **option)
 
 
-def test_layers_of_training_are_left_out_of_a_regrading_as_of_the_evaluation(
+def test_training_layers_are_omitted(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     layered = {**BUDGETS, "reward.unsupported_penalty": 2}
@@ -150,9 +150,7 @@ def test_layers_of_training_are_left_out_of_a_regrading_as_of_the_evaluation(
     assert by_key(tmp_path / "e" / "regraded" / "boxed") == by_key(tmp_path / "e")
 
 
-def test_a_damaged_line_is_no_dead_end_where_its_episode_was_played_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_line_is_replaced_by_its_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = evaluation(tmp_path / "e")
     log = folder / SAMPLES
     lines = log.read_bytes().splitlines(keepends=True)
@@ -167,9 +165,7 @@ def test_a_damaged_line_is_no_dead_end_where_its_episode_was_played_again(
     assert Note("lines_unreadable", folder=str(folder), count=1) in capsys.readouterr().err
 
 
-def test_an_evaluation_that_has_not_ended_is_graded_as_far_as_it_is_and_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unfinished_evaluation_is_graded_with_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = evaluation(tmp_path / "e")
     write_request(folder, [(CHUNKS, 1, [f"p{n}" for n in range(7)])])
     assert len(palimpsest.evaluate(regrade=folder).samples) == 5
@@ -202,7 +198,7 @@ def test_a_folder_without_a_log_and_one_that_holds_something_else_are_refused(tm
         assert contents(out) == before
 
 
-def test_a_judge_is_asked_once_and_a_dead_one_leaves_answers_ungraded(tmp_path: Path) -> None:
+def test_a_judge_is_called_once_and_a_dead_one_grades_nothing(tmp_path: Path) -> None:
     rows = [sample(f"p{n}", 1.0, answer=f"FINAL_ANSWER: {text}") for n, text in enumerate(("in Rome", "Oslo"))]
     folder = write_evaluation(tmp_path / "e", rows)
     judged = ["reward.name=final_answer", "reward.final_answer.match=judge", "reward.judge.model=m"]
@@ -229,7 +225,7 @@ def test_the_judge_of_an_evaluation_needs_its_address_again(tmp_path: Path) -> N
     assert regraded(folder, "reward.name=em").config.reward.judge is None
 
 
-def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path: Path) -> None:
+def test_sets_are_sorted_by_length_before_baselines(tmp_path: Path) -> None:
     """Whatever the order in which their episodes ended."""
     rows = []
     for length in (400, 50, 6400, 100):

@@ -67,7 +67,7 @@ def test_what_is_lacking_is_counted_in_episodes_where_problems_are_drawn_several
     assert comparison.notes[0].values["warning"] == "4 episodes only on the first side"
 
 
-def test_sides_without_a_common_problem_get_no_difference_and_are_told_so(tmp_path: Path) -> None:
+def test_sides_without_a_common_problem_have_no_difference(tmp_path: Path) -> None:
     other = folder(tmp_path / "b", AFTER, size=4, length=4)
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), other)
     assert comparison.pairings["b"].difference is None
@@ -153,7 +153,7 @@ def test_two_policies_are_compared_on_the_same_cells_and_several_of_one_side_by_
     assert not apart.pairings["two"].flips
 
 
-def test_what_was_asked_for_last_is_counted_by_all_and_the_rest_is_named(
+def test_only_the_last_request_counts(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "e"
@@ -198,7 +198,7 @@ def test_a_damaged_line_is_counted(tmp_path: Path) -> None:
     assert comparison.pairings["b"].problems == 11
 
 
-def test_only_what_differs_between_configurations_is_told(tmp_path: Path) -> None:
+def test_only_differences_of_configurations_are_listed(tmp_path: Path) -> None:
     same = {"policies": {"overwrite": {"options": {"chunk_size": 36, "memory_tokens": 8}}}}
     other = {"policies": {"overwrite": {"options": {"chunk_size": 72, "memory_tokens": 8}}}}
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE, same), folder(tmp_path / "b", AFTER, other))
@@ -207,7 +207,7 @@ def test_only_what_differs_between_configurations_is_told(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("source", "told"), [("synthetic", {"data.synthetic.hops": (1, 2)}), (["a.json"], {})])
-def test_settings_that_bear_on_nothing_played_are_not_told(source: Any, told: Any, tmp_path: Path) -> None:
+def test_unused_settings_are_not_listed(source: Any, told: Any, tmp_path: Path) -> None:
     """How a recipe draws synthetic documents where files are read, and what training puts on top of a grade."""
     sides = []
     for hops, penalty in ((1, 2.0), (2, 0.5)):

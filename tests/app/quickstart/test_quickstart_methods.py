@@ -39,7 +39,7 @@ def grid(method: str, *overrides: str, seed: int = 0) -> Grid:
 
 
 @pytest.mark.parametrize("name", sorted(quickstarts()))
-def test_each_method_has_a_label_for_every_player(name: str) -> None:
+def test_every_player_of_a_method_has_a_label(name: str) -> None:
     asked = grid(name, seed=3)
     assert asked.config.seed == 3
     assert list(asked.config.evaluation.labels) == list(asked.players)
@@ -81,7 +81,7 @@ def test_names_of_policies_are_unique_and_valid_folders(method: str, setting: st
         resolve_quickstart(method, [f"evaluation.{setting}"])
 
 
-def test_the_axis_of_questions_gives_held_out_problems_of_each_number() -> None:
+def test_the_axis_of_questions_gives_problems_of_every_number() -> None:
     asked = grid("memact", "evaluation.problems=3")
     assert asked.points == (2, 4, 6, 8)
     for point in asked.points:
@@ -115,7 +115,7 @@ def test_shards_deal_every_nth_problem() -> None:
         ("memact", 6, "prune", ("synthetic_search", 6, "objectives")),
     ],
 )
-def test_the_cells_of_a_quickstart_have_the_size_of_its_problems_and_one_agent(
+def test_cells_have_problem_sizes_and_one_agent(
     method: str, point: int, agent: str, part: tuple[str, int, str]
 ) -> None:
     asked = grid(method)
@@ -139,7 +139,7 @@ def test_the_baselines_have_the_agents_tools_and_limits() -> None:
         assert set(config.policy.options) <= set(policy.options)
 
 
-def test_an_override_of_what_an_alias_repeats_changes_one_place() -> None:
+def test_an_override_of_an_alias_changes_one_value() -> None:
     text = "policy: {name: prune, options: &o {tools: {search: {topk: 3}}}}\n"
     text += "evaluation: {baselines: {plain: {name: prune, options: {<<: *o, prune: false}}}}"
     config = parse_config(text, overrides=["policy.options.tools.search.topk=5"])
@@ -194,7 +194,7 @@ def test_the_figures_of_pruning_are_those_measured_and_nothing_for_what_was_not(
     assert summary_json(results("memact", row(0.0), 8, row(0.0)))["mean_prunes_per_episode"] is None
 
 
-def test_the_figures_of_reading_are_at_the_first_point_before_and_after_or_at_each() -> None:
+def test_figures_of_reading_are_before_and_after() -> None:
     two, last = row(1.0, copy_fidelity=0.75, recall_rate=1.0, recall_hit_rate=0.5), row(0.0)
     figures = summary_json(results("rememr1", two, 8, last))
     assert (figures["copy_fidelity"], figures["recall_hit_rate"]) == ({"before": 0.75, "after": 0.75}, 0.5)

@@ -79,7 +79,7 @@ def lost(number: int = 1) -> ProcessesLost:
 
 
 @pytest.mark.parametrize("at", ["publish", "generate"])
-def test_lost_processes_are_started_again_so_many_times(at: str, lossy: Callable[..., Run]) -> None:
+def test_lost_processes_are_restarted(at: str, lossy: Callable[..., Run]) -> None:
     run = lossy([(3, lost(1)), (3, lost(2))], restarts=2, at=at)
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
     told = [
@@ -109,18 +109,14 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("at", ["publish", "generate"])
-def test_restarts_without_a_step_between_them_count_and_wait_longer_each_time(
-    at: str, waited: list[float], lossy: Callable[..., Run]
-) -> None:
+def test_restarts_without_a_step_wait_longer(at: str, waited: list[float], lossy: Callable[..., Run]) -> None:
     run = lossy([(3, lost(1)), (0, lost(2)), (0, lost(3)), (0, lost(4)), (3, lost(5))], restarts=5, at=at)
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
     assert waited == [0, 1, 2, 4, 0]
     assert len(Lossy.folders) == 6
 
 
-def test_a_run_that_completes_no_step_ends_after_its_last_restart_with_the_first_reason(
-    waited: list[float], lossy: Callable[..., Run]
-) -> None:
+def test_a_run_without_steps_ends_with_the_first_reason(waited: list[float], lossy: Callable[..., Run]) -> None:
     with pytest.raises(ProcessesLost, match="process 4 was lost") as caught:
         lossy([(0, lost(number)) for number in (1, 2, 3, 4)], restarts=3)
     assert caught.value.__notes__ == ["restarts: 3 (cluster.max_restarts=3); the first followed: process 1 was lost"]
@@ -161,9 +157,7 @@ class Warns(EmbeddedEngine):
         learner.publish = published  # type: ignore[method-assign]
 
 
-def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_are_events(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_setup, "open_engine", Warns)
     with pytest.warns(UserWarning, match="a server left at 1"):
         train("memagent-quickstart", small_run(tiny_model_folder, max_steps=2), out=tmp_path / "run", quiet=True)
@@ -172,9 +166,7 @@ def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
     assert told == [f"a server left at {number}" for number in range(3)]
 
 
-def test_ranks_that_cant_take_up_what_one_process_saved_say_so_and_the_run_goes_on_as_it_was(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_ranks_reject_a_checkpoint_of_one_process(tiny_model_folder: Path, tmp_path: Path) -> None:
     train("memagent-quickstart", small_run(tiny_model_folder, max_steps=1), out=tmp_path, quiet=True)
     before = (tmp_path / "config.yaml").read_bytes()
     with pytest.raises(CheckpointError, match=r"engine\.name=embedded saved it"):

@@ -68,7 +68,7 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
         ([{"step": 20, "eval/accuracy": 0.5}, {"step": 40, "eval/accuracy": 0.55}], ["no change beyond noise"]),
     ],
 )
-def test_a_gain_is_told_with_its_noise(told: list[dict[str, Any]], words: list[str]) -> None:
+def test_a_gain_has_its_noise(told: list[dict[str, Any]], words: list[str]) -> None:
     sentence = gained(told, RunConfig())
     for each in words:
         assert each in sentence
@@ -104,9 +104,7 @@ def test_a_metric_that_is_no_number_is_left_out_of_the_report(tmp_path: Path, va
         ([0, 0, 0, 0, 1e-200], [1, 1, 1, 1, 1], 1, 1),
     ],
 )
-def test_the_interval_of_a_difference_is_welchs(
-    before: list[float], after: list[float], low: float, high: float
-) -> None:
+def test_the_interval_is_welchs(before: list[float], after: list[float], low: float, high: float) -> None:
     assert welch(before, after) == pytest.approx((low, high))
 
 
@@ -119,7 +117,7 @@ def test_the_quantiles_of_students_t_leave_a_fortieth_above(freedom: int, quanti
     assert 0.5 + scale * width * sum(density) == pytest.approx(0.975, abs=4e-5)
 
 
-def test_episodes_without_a_grade_are_told_at_the_end(
+def test_ungraded_episodes_are_counted(
     tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -151,9 +149,7 @@ def test_a_closing_episode_has_its_answer_without_the_box(tmp_path: Path, tiny_m
     assert {(episode.answer, episode.gold) for episode in episodes} == {(r"\text{Rome}", "gold")}
 
 
-def test_a_training_ends_with_a_report_its_gain_and_episodes(
-    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_a_training_ends_with_a_report(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = [f"{key}={json.dumps(value)}" for key, value in small_run(tiny_model_folder).items()]
     run = tmp_path / "run"
     done = palimpsest("train", "memagent-quickstart", *settings, "--out", str(run))
