@@ -65,8 +65,8 @@ def test_budgets_of_a_custom_policy_are_its_options() -> None:
 def test_under_another_reward_what_final_answer_alone_reads_is_left_out() -> None:
     agent = Agent("embedded", recipe="memact-quickstart", overrides=["reward.name=fraction"])
     assert evaluation_config(agent, data="synthetic_search").reward == RewardConfig(name="fraction")
-    kept = Agent("embedded", recipe="memact-quickstart", overrides=["reward.name=final_answer"])
-    assert evaluation_config(kept, data="synthetic_search").reward.final_answer.match == "em"
+    remaining = Agent("embedded", recipe="memact-quickstart", overrides=["reward.name=final_answer"])
+    assert evaluation_config(remaining, data="synthetic_search").reward.final_answer.match == "em"
     both = ["reward.name=fraction", "reward.final_answer.match=em", "reward.final_answer.objectives=each"]
     with pytest.raises(ConfigError, match=r"reward\.final_answer has no meaning with reward\.name=fraction"):
         evaluation_config(Agent("embedded", recipe="memact-quickstart", overrides=both), data="synthetic_search")
@@ -108,8 +108,8 @@ def test_an_evaluation_of_training_problems_is_noted(tmp_path: Path, tiny_model_
 
 def test_another_model_than_the_recipes_is_noted(tmp_path: Path) -> None:
     agent = Agent(recipe="memagent-7b")
-    (told,) = agent.notes()
-    assert told.startswith("this evaluates embedded; the recipe's model is Qwen/Qwen2.5-7B-Instruct")
+    (result,) = agent.notes()
+    assert result.startswith("this evaluates embedded; the recipe's model is Qwen/Qwen2.5-7B-Instruct")
     assert Agent(recipe="memagent-quickstart").notes() == []
 
 
@@ -135,7 +135,7 @@ def test_what_trained_an_agent_does_not_play_it(tmp_path: Path, tiny_model_folde
 
 
 @pytest.mark.parametrize(
-    ("begun", "asked", "told"),
+    ("started", "words", "result"),
     [
         (ON_RAY, ["engine.name=embedded"], ("embedded", "embedded", 1)),
         (ON_RAY, ["engine={name: embedded}"], ("embedded", "embedded", 1)),
@@ -146,18 +146,18 @@ def test_what_trained_an_agent_does_not_play_it(tmp_path: Path, tiny_model_folde
     ],
 )
 def test_another_engine_resets_its_layout(
-    tmp_path: Path, begun: tuple[str, ...], asked: list[str], told: tuple[str, str, int]
+    tmp_path: Path, started: tuple[str, ...], words: list[str], result: tuple[str, str, int]
 ) -> None:
-    with open_run(tmp_path / "run", load_recipe("memagent-quickstart", begun), on_warning=lambda _: None):
+    with open_run(tmp_path / "run", load_recipe("memagent-quickstart", started), on_warning=lambda _: None):
         pass
-    config = resolve_run(RunRequest(None, asked, resume=tmp_path / "run")).config
-    assert (config.engine.name, config.sampler.name, config.cluster.learners) == told
+    config = resolve_run(RunRequest(None, words, resume=tmp_path / "run")).config
+    assert (config.engine.name, config.sampler.name, config.cluster.learners) == result
     with open_run(tmp_path / "run", config, resume=True, on_warning=lambda _: None):
-        pass  # not refused as another experiment
+        pass  # the same experiment
 
 
 class Shown(Silent):
-    """Keeps what it is told."""
+    """Stores messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -180,11 +180,11 @@ def stopped(settings: dict[str, Any], tmp_path: Path) -> palimpsest.Run:
 
 
 def test_a_resumed_run_has_the_same_bytes(stopped: palimpsest.Run, settings: dict[str, Any], tmp_path: Path) -> None:
-    whole = palimpsest.train("memagent-quickstart", settings, seed=7, out=tmp_path / "whole", quiet=True)
+    complete = palimpsest.train("memagent-quickstart", settings, seed=7, out=tmp_path / "whole", quiet=True)
     run = palimpsest.train(resume=stopped, quiet=True)
     assert (run.folder, run.finished, run.config) == (stopped.folder, True, stopped.config)
     for file in ("metrics.jsonl", "checkpoints/step-000002/model.safetensors"):
-        assert (run.folder / file).read_bytes() == (whole.folder / file).read_bytes()
+        assert (run.folder / file).read_bytes() == (complete.folder / file).read_bytes()
 
 
 def test_the_hint_resumes_the_run(palimpsest: Run, stopped: palimpsest.Run, refused: Callable[..., str]) -> None:
@@ -245,7 +245,6 @@ def test_a_run_that_ends_by_an_error_says_how_it_goes_on(
     [
         {"command": "train", "detail": 5},
         {"command": ["x"]},
-        {"command": None},
         {"command": "sft; rm -rf /"},
         {"kind": ["started"], "command": "sft"},
     ],
@@ -298,8 +297,8 @@ def test_a_quickstart_resumes_by_folder(
     with open_run(tmp_path / "run", config, origin=RunOrigin("quickstart")):
         pass
     for resume, method in ((tmp_path / "run", None), (True, str(tmp_path / "run"))):
-        asked = resolve_quickstart(method, resume=resume)
-        assert (asked.config, asked.folder, asked.resume) == (config, tmp_path / "run", True)
+        words = resolve_quickstart(method, resume=resume)
+        assert (words.config, words.folder, words.resume) == (config, tmp_path / "run", True)
     assert resolve_quickstart(None, resume=True, out=tmp_path / "run").config == config
     assert resume_command(tmp_path / "run").startswith("palimpsest quickstart --resume ")
     for inner in ("cold-start", "baseline"):
@@ -320,9 +319,9 @@ def test_sft_trains_the_cold_start_and_resumes(palimpsest: Run, tmp_path: Path, 
     done = palimpsest(*command)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
-    asked = resolve_run(RunRequest(None, command="sft", resume=tmp_path / "run"))
-    assert asked.config.cold_start is not None
-    assert asked.config.cold_start.max_steps == 2
+    words = resolve_run(RunRequest(None, command="sft", resume=tmp_path / "run"))
+    assert words.config.cold_start is not None
+    assert words.config.cold_start.max_steps == 2
     again = palimpsest("sft", "--resume", str(tmp_path / "run"))
     assert "2 of 2 steps" in again.stderr, again.stderr
     lacking = palimpsest("sft", "memagent-quickstart", "cold_start=null", "--out", str(tmp_path / "none"))

@@ -158,9 +158,9 @@ def test_a_cluster_needs_a_token(
 ) -> None:
     for name, value in (("RAY_AUTH_MODE", mode), ("RAY_AUTH_TOKEN", token)):
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    found = doctor._ray_token(address)
-    assert found[0] == status
-    assert "s3cret" not in "".join(found)
+    matches = doctor._ray_token(address)
+    assert matches[0] == status
+    assert "s3cret" not in "".join(matches)
 
 
 @pytest.mark.parametrize(
@@ -277,11 +277,11 @@ def test_alarms_are_checks_under_their_names(run: Path) -> None:
         row = {"step": step, "outcome/answered": 4.0, "reward/ungraded": 2.0, "sampler/logprob_gap_mean": 0.2}
         append_row(run / "metrics.jsonl", row | {"optim/grad_skipped": 0.1})
     checks = of_run(run, small_config(max_steps=20))
-    found = {name: check.status for name, check in checks.items() if name not in OF_A_RUN}
-    assert found == {"ungraded": "fail", "logprob_gap": "fail", "grad_skipped": "warn"}
-    assert found.keys() <= {key for key, _, _ in THRESHOLDS}
+    matches = {name: check.status for name, check in checks.items() if name not in OF_A_RUN}
+    assert matches == {"ungraded": "fail", "logprob_gap": "fail", "grad_skipped": "warn"}
+    assert matches.keys() <= {key for key, _, _ in THRESHOLDS}
     assert "health" not in checks
-    assert all(checks[name].fix for name in found)
+    assert all(checks[name].fix for name in matches)
 
 
 def test_too_little_room_for_the_next_checkpoint_fails(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,7 +364,7 @@ def test_services_that_do_not_answer_fail_with_the_command_that_starts_them() ->
 
 
 @pytest.mark.parametrize(
-    ("reply", "found"),
+    ("reply", "matches"),
     [
         (b'HTTP/1.0 200 OK\r\n\r\n{"data": [], "max_waiting": 1}', "ok"),
         (b"HTTP/1.0 401 Unauthorized\r\n\r\n", "ok"),  # it requires a key
@@ -373,14 +373,14 @@ def test_services_that_do_not_answer_fail_with_the_command_that_starts_them() ->
         (b"SSH-2.0-OpenSSH_9\r\n", "fail"),
     ],
 )
-def test_another_program_on_the_port_is_not_the_service(reply: bytes, found: str) -> None:
+def test_another_program_on_the_port_is_not_the_service(reply: bytes, matches: str) -> None:
     class Handler(BaseHTTPRequestHandler):
         def handle(self) -> None:
             self.rfile.readline()
             self.wfile.write(reply)
 
     with listening(Handler) as port:
-        assert {check.status for check in services(port).values()} == {found}
+        assert {check.status for check in services(port).values()} == {matches}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:abc", "[::1", "127.0.0.1:0"])

@@ -63,7 +63,7 @@ def test_the_card_has_the_accuracy_and_no_local_path(run: Path, tmp_path: Path, 
     assert (card.data.library_name, card.data.base_model, card.data.license) == ("transformers", None, None)
     assert "palimpsest" in card.data.tags
     assert card.content.count("\n") < 50
-    assert not [each for each in (tmp_path, run.parent, tiny_model_folder) if str(each) in card.content]
+    assert not [item for item in (tmp_path, run.parent, tiny_model_folder) if str(item) in card.content]
 
 
 def test_a_checkpoint_that_was_not_evaluated_has_no_accuracy(run: Path, tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_a_quickstarts_card_has_accuracies_by_length(tmp_path: Path, tiny_model_
 def test_the_card_names_base_model_and_license(run: Path, tmp_path: Path, tiny_model: Any) -> None:
     (run / "config.yaml").rename(tmp_path / "kept.yaml")
     try:
-        for named, base, known in (("embedded", None, "apache-2.0"), ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", None)):
+        for named, base, license in (("embedded", None, "apache-2.0"), ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", None)):
             config = palimpsest.load_recipe("memagent-quickstart", [f"model.path={named}"])
             (run / "config.yaml").write_text(dump_config(config))
             card = ModelCard(model_card(str(run), run / "checkpoints" / "step-000002", "x"))
-            assert (card.data.to_dict().get("base_model"), card.data.to_dict().get("license")) == (base, known)
+            assert (card.data.to_dict().get("base_model"), card.data.to_dict().get("license")) == (base, license)
     finally:
         (tmp_path / "kept.yaml").rename(run / "config.yaml")
     started = tmp_path / "base"
@@ -120,13 +120,13 @@ def test_the_card_names_base_model_and_license(run: Path, tmp_path: Path, tiny_m
 
 
 def test_names_from_files_are_no_markup(run: Path, tmp_path: Path) -> None:
-    place = tmp_path / "eval"
-    shutil.copytree(run / "evals" / "two", place)
-    told = json.loads((place / "summary.json").read_text())
-    told["evaluations"][0] |= {"set": "a|b\n# x <script> [y](z)", "size": None, "graded": 4}
-    told["evaluations"][0]["accuracy"] = {"mean": 0.5, "low": 0.2, "high": 0.8}
-    (place / "summary.json").write_text(json.dumps(told))
-    text = model_card(str(run), run / "checkpoints" / "step-000002", "a|b\n# x", [place])
+    location = tmp_path / "eval"
+    shutil.copytree(run / "evals" / "two", location)
+    result = json.loads((location / "summary.json").read_text())
+    result["evaluations"][0] |= {"set": "a|b\n# x <script> [y](z)", "size": None, "graded": 4}
+    result["evaluations"][0]["accuracy"] = {"mean": 0.5, "low": 0.2, "high": 0.8}
+    (location / "summary.json").write_text(json.dumps(result))
+    text = model_card(str(run), run / "checkpoints" / "step-000002", "a|b\n# x", [location])
     assert "\n# x" not in text
     (row,) = [line for line in text.splitlines() if "50.0%" in line]
     assert row == "| overwrite, a\\|b \\# x \\<script\\> \\[y\\](z) | 50.0% | 20.0% to 80.0% | 4 |"
@@ -146,15 +146,15 @@ def test_the_command_prints_lines_that_load_it(run: Path, tmp_path: Path, reques
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).config.model_type == "llama"
     (line,) = [line for line in done.stdout.splitlines() if "palimpsest eval " in line]
     words = shlex.split(line.rpartition("palimpsest eval ")[2])
-    given = ["synthetic" if word == "FILE" else word for word in words]
-    played = command("eval", *given, "--chunks", "1", "--limit", "1", "--no-baselines")
+    inputs = ["synthetic" if word == "FILE" else word for word in words]
+    played = command("eval", *inputs, "--chunks", "1", "--limit", "1", "--no-baselines")
     assert played.returncode == 0, played.stderr
 
 
 def test_the_lines_give_every_option_that_is_a_number_or_a_name() -> None:
     options = {"chunk_size": 36, "min_similarity": 0.5, "early_exit": False, "layout": "section_first"}
-    others = {"prompts": "mine/my prompts.yaml", "tools": {"search": {"topk": 2}}, "max_chunks": None}
-    line = loading("m", PolicyConfig(name="recall", options=options | others))["palimpsest serve"]
+    rest = {"prompts": "mine/my prompts.yaml", "tools": {"search": {"topk": 2}}, "max_chunks": None}
+    line = loading("m", PolicyConfig(name="recall", options=options | rest))["palimpsest serve"]
     assert line == (
         "palimpsest serve m --policy recall chunk_size=36 min_similarity=0.5 early_exit=false layout=section_first"
     )

@@ -1,4 +1,4 @@
-"""`palimpsest export`: the model of a checkpoint in a folder of its own."""
+"""`palimpsest export`: the model of a checkpoint in a separate folder."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_an_untied_export_has_its_output_projection_apart(run: Path, tmp_path: P
     tied = load_file(run / "checkpoints" / "step-000002" / "model.safetensors")
     weights = [load_file(file) for file in sorted((tmp_path / "model").glob("*.safetensors"))]
     assert json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"] is False
-    both = {name: value for each in weights for name, value in each.items()}
+    both = {name: value for entry in weights for name, value in entry.items()}
     assert torch.equal(both.pop("lm_head.weight"), tied["model.embed_tokens.weight"])
     assert both.keys() == tied.keys()
     assert all(torch.equal(value, tied[name]) for name, value in both.items())

@@ -38,7 +38,7 @@ SCALED: dict[str, tuple[type, dict[str, Any]]] = {
     "neox": (GPTNeoXConfig, {"rotary_pct": 1.0, "rotary_emb_base": 1e6}),
 }
 SUPPORTED = sorted(name for name, case in CASES.items() if not case.refused)
-KNOWN = [name for name in SUPPORTED if name not in LATER | OTHER]
+COMMON = [name for name in SUPPORTED if name not in LATER | OTHER]
 READ = """
 import json, sys
 import torch
@@ -101,8 +101,8 @@ def read_by(python: str, *folders: Path) -> list[Any]:
 
 
 def assert_same(read: list[list[Any]]) -> None:
-    (dtype, logits, *texts), *others = read
-    for other in others:
+    (dtype, logits, *texts), *rest = read
+    for other in rest:
         assert other[0] == dtype
         assert other[2:] == texts
         assert torch.allclose(torch.tensor(other[1]), torch.tensor(logits), atol=1e-4, rtol=1e-4)
@@ -139,8 +139,8 @@ def test_an_export_of_gpt_neox_has_the_names_of_its_older_class(share: float, tm
 @pytest.mark.skipif(PYTHON is None, reason="no $PALIMPSEST_TRANSFORMERS4_PYTHON, a Python with transformers 4.57")
 class TestInTransformers4:
     def test_the_version_is_the_one_that_the_card_names(self) -> None:
-        asked = [str(PYTHON), "-c", "import transformers; print(transformers.__version__)"]
-        assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() == OLDEST
+        words = [str(PYTHON), "-c", "import transformers; print(transformers.__version__)"]
+        assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == OLDEST
 
     @pytest.mark.parametrize("name", SCALED)
     def test_an_export_is_read_like_its_source(self, name: str, tmp_path: Path) -> None:
@@ -156,9 +156,9 @@ class TestInTransformers4:
         assert_same([*read_by(str(PYTHON), second), *read_by(sys.executable, second)])
 
     def test_every_supported_class_of_both_versions_gives_the_same_logits(self, tmp_path: Path) -> None:
-        folders = [export(of_class(tmp_path / f"{name}-source", name), tmp_path / name).path for name in KNOWN]
+        folders = [export(of_class(tmp_path / f"{name}-source", name), tmp_path / name).path for name in COMMON]
         for name, old, new in zip(
-            KNOWN, read_by(str(PYTHON), *folders), read_by(sys.executable, *folders), strict=True
+            COMMON, read_by(str(PYTHON), *folders), read_by(sys.executable, *folders), strict=True
         ):
             assert torch.allclose(torch.tensor(old[1]), torch.tensor(new[1]), atol=1e-4, rtol=1e-4), name
             assert old[2:] == new[2:], name

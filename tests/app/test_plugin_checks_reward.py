@@ -125,7 +125,7 @@ def test_a_policy_must_fit_the_window_of_a_model_that_is_named(tiny_model_folder
     sizes = {"question_tokens": 40, "memory_tokens": 20, "answer_tokens": 20, "prompts": "short"}
     for chunk_size, fits in ((60, True), (600, False)):
         options = {**sizes, "chunk_size": chunk_size}
-        found = check("overwrite", options, model=str(tiny_model_folder))
-        assert [one.passed for one in found if one.name == "window"] == [fits]
+        matches = check("overwrite", options, model=str(tiny_model_folder))
+        assert [one.passed for one in matches if one.name == "window"] == [fits]
     with pytest.raises(ModelError):
         check("overwrite", sizes, model="nowhere/at-all")

@@ -1,4 +1,4 @@
-"""`palimpsest.train`, `evaluate`, `play`: what they return, where they can be called, how they are stopped."""
+"""`palimpsest.train`, `evaluate`, `play`: results, errors, running loops and threads, interrupts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> pa
     return palimpsest.train("memagent-quickstart", small_run(tiny_model_folder), out=out, quiet=True)
 
 
-# ---- the package ---------------------------------------------------------------------------------------------
-
-
 def test_importing_the_package_imports_nothing_and_every_name_is_there_when_it_is_used() -> None:
     code = (
         "import sys, palimpsest\n"
@@ -60,11 +57,8 @@ def test_importing_the_package_imports_nothing_and_every_name_is_there_when_it_i
 
 def test_what_type_checkers_see_is_what_is_exported() -> None:
     text = (ROOT / "src" / "palimpsest" / "__init__.py").read_text("utf-8")
-    seen = set(re.findall(r"^    from \S+ import (\w+) as \1$", text, re.MULTILINE))
-    assert seen == set(palimpsest.__all__) - {"__version__"}
-
-
-# ---- what comes back -----------------------------------------------------------------------------------------
+    shown = set(re.findall(r"^    from \S+ import (\w+) as \1$", text, re.MULTILINE))
+    assert shown == set(palimpsest.__all__) - {"__version__"}
 
 
 def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> None:
@@ -144,8 +138,8 @@ def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec
 def test_an_unknown_argument_names_call_and_nearest() -> None:
     calls: list[Any] = [palimpsest.train, palimpsest.play, palimpsest.quickstart]
     for call, wrong, near in zip(calls, ("rewards", "quite", "seedz"), ("reward", "quiet", "seed"), strict=True):
-        told = rf"palimpsest\.{call.__name__}\(\): got an unexpected keyword argument '{wrong}'; did you mean {near}"
-        with pytest.raises(TypeError, match=told):
+        result = rf"palimpsest\.{call.__name__}\(\): got an unexpected keyword argument '{wrong}'; did you mean {near}"
+        with pytest.raises(TypeError, match=result):
             call(**{wrong: True})
 
 
@@ -166,11 +160,11 @@ def test_every_call_can_be_quiet(capsys: pytest.CaptureFixture[str], run: palimp
     for name in ("train", "evaluate", "play", "ask", "quickstart", "compare"):
         assert "quiet" in inspect.signature(getattr(palimpsest, name)).parameters, name
     (tmp_path / "story.txt").write_text("Anna lives in Rome.")
-    asked = run.ask(tmp_path / "story.txt", "Where does Anna live?", quiet=True)
+    reply = run.ask(tmp_path / "story.txt", "Where does Anna live?", quiet=True)
     run.play("Where does Anna live?", "Anna lives in Rome.", quiet=True)
     assert capsys.readouterr() == ("", "")
-    assert len(repr(asked)) < 1000
-    assert "token_ids" not in repr(asked.trajectory)
+    assert len(repr(reply)) < 1000
+    assert "token_ids" not in repr(reply.trajectory)
 
 
 def test_the_metrics_of_a_run_show_their_main_columns_and_draw_themselves(run: palimpsest.Run) -> None:
@@ -206,8 +200,8 @@ def test_a_problem_has_an_id_from_its_content() -> None:
     first = palimpsest.Problem(question="Who?", answers="Bob", context="Bob drinks tea.")
     assert first.answers == ("Bob",)
     assert first == palimpsest.Problem(question="Who?", answers=["Bob"], context="Bob drinks tea.")
-    others = [palimpsest.Problem(question="Who?", answers=("Bob",), context=each) for each in (None, "Bob")]
-    assert len({first.id, *(other.id for other in others)}) == 3
+    rest = [palimpsest.Problem(question="Who?", answers=("Bob",), context=item) for item in (None, "Bob")]
+    assert len({first.id, *(other.id for other in rest)}) == 3
     assert len(repr(palimpsest.Problem(question="Who?", context="x" * 10_000))) < 200
     with pytest.raises(palimpsest.PalimpsestError, match=r"item 0: Problem\.question='': must be a question"):
         palimpsest.evaluate(data=[palimpsest.Problem(answers=("Bob",))])
@@ -217,8 +211,8 @@ def test_a_run_goes_where_its_folder_goes(run: palimpsest.Run) -> None:
     sizes: Any = {"chunks": 1, "limit": 1, "quiet": True}
     (by_run,), (by_folder,) = palimpsest.evaluate(run, **sizes), palimpsest.evaluate(run.folder, **sizes)
     assert (by_run.id, by_run.answer) == (by_folder.id, by_folder.answer)
-    asked = ("Where does Anna live?", "Anna lives in Rome.")
-    assert palimpsest.play(*asked, model=run).trajectory == palimpsest.play(*asked, model=run.folder).trajectory
+    reply = ("Where does Anna live?", "Anna lives in Rome.")
+    assert palimpsest.play(*reply, model=run).trajectory == palimpsest.play(*reply, model=run.folder).trajectory
     with pytest.raises(palimpsest.PalimpsestError, match="a run folder; use its configuration"):
         palimpsest.train(str(run.folder))
 
@@ -258,8 +252,8 @@ def test_concurrent_calls_load_complete_models(run: palimpsest.Run) -> None:
     async def together() -> list[palimpsest.Episode]:
         return await asyncio.gather(*(palimpsest.play_async(model=run, chunks=1) for _ in range(4)))
 
-    first, *others = asyncio.run(together())
-    assert [other.answer for other in others] == [first.answer] * 3
+    first, *rest = asyncio.run(together())
+    assert [other.answer for other in rest] == [first.answer] * 3
 
 
 class Plain:
@@ -283,9 +277,6 @@ def test_a_table_is_escaped_and_has_a_line_per_row() -> None:
     assert len(table[:3]) == 3
     with pytest.raises(KeyError, match="no column nothing; choose from answer"):
         table.column("nothing")
-
-
-# ---- recipes and overrides -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -343,9 +334,6 @@ def test_a_wrong_argument_is_named_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- where they can be called --------------------------------------------------------------------------------
-
-
 def test_loops_and_threads_train_the_same_bytes(run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = small_run(tiny_model_folder)
 
@@ -375,9 +363,6 @@ def test_quiet_shows_no_steps(tmp_path: Path, tiny_model_folder: Path, capfd: py
     assert (out, "steps 1/2" in err) == ("", False)
     palimpsest.train("memagent-quickstart", settings, out=tmp_path / "told")
     assert "steps 2/2  elapsed" in capfd.readouterr().err
-
-
-# ---- stopping ------------------------------------------------------------------------------------------------
 
 
 class StopsAtStep(Silent):

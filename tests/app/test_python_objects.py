@@ -31,7 +31,7 @@ ROWS = [
 
 
 def small(model: Path, **changes: Any) -> dict[str, Any]:
-    """Of a tiny model; synthetic documents' keys stay the recipe's."""
+    """Overrides of a tiny model without keys of synthetic documents."""
     return {key: value for key, value in small_run(model, **changes).items() if not key.startswith("data.")}
 
 
@@ -55,15 +55,15 @@ def test_a_reward_of_a_module_is_stored_by_name(tiny_model_folder: Path, tmp_pat
 
 
 def test_a_reward_and_problems_can_be_objects(tiny_model_folder: Path, tmp_path: Path) -> None:
-    seen: list[int] = []
+    observed: list[int] = []
 
     def watch(step: int, metrics: Any, timings: Any) -> None:
-        seen.append(step)
+        observed.append(step)
 
     things: Any = {"reward": local_reward(), "data": ROWS, "callbacks": watch, "out": tmp_path / "run", "quiet": True}
     run = palimpsest.train("memagent-quickstart", small(tiny_model_folder), **things)
     assert run.metrics.column("reward/mean") == [0.75, 0.75]
-    assert seen == [1, 2]
+    assert observed == [1, 2]
     config = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert (config["reward"]["name"], config["data"]["train_files"]) == ("object:by_number", "object:data")
     assert config["logging"]["report_to"] == ["jsonl", "object:watch"]
@@ -110,7 +110,7 @@ def at_once() -> Any:
 
 
 class Sized:
-    """What `datasets.Dataset` has of a list."""
+    """The part of the interface of `datasets.Dataset` that a list has too."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows, self.column_names = rows, list(rows[0])
@@ -145,8 +145,8 @@ def test_a_short_list_is_one_step(tiny_model_folder: Path, tmp_path: Path, capsy
     del changes["train"]["batch_size"], changes["train"]["num_minibatches"]
     run = palimpsest.train("memagent-quickstart", changes, data=ROWS, out=tmp_path / "run")
     assert (run.config.train.batch_size, run.config.train.num_minibatches) == (2, 2)
-    said = "palimpsest.train(data=...) has 2: train.batch_size is 2, not 8"
-    assert said in " ".join(capsys.readouterr().err.split())
+    message = "palimpsest.train(data=...) has 2: train.batch_size is 2, not 8"
+    assert message in " ".join(capsys.readouterr().err.split())
     fewer: Any = {"resume": run.folder, "data": ROWS[:1]}
     with pytest.raises(palimpsest.PalimpsestError, match=r"train\(data=\.\.\.\) has 1 problem, a step of .* takes 2"):
         palimpsest.train(**fewer, quiet=True)
@@ -172,7 +172,7 @@ class Parrot(palimpsest.MemoryPolicy):
 
 
 class Held(palimpsest.MemoryPolicy):
-    """Of an object whose options no configuration can hold."""
+    """A policy whose options no configuration can store."""
 
     def __init__(self, inner: Parrot) -> None:
         self.inner = inner
@@ -310,7 +310,6 @@ palimpsest.train(resume="run", quiet=True)
 
 @pytest.mark.slow
 def test_everything_can_be_typed_into_an_interactive_session(tiny_model_folder: Path, tmp_path: Path) -> None:
-    """Functions and classes of `__main__`, of which there is no file."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
     options: Any = {"capture_output": True, "text": True, "cwd": tmp_path, "env": env, "timeout": 240}
     cells = CELLS.format(model=str(tiny_model_folder))
@@ -356,10 +355,6 @@ def test_next_steps_with_objects_are_calls(changes: dict[str, Any], arguments: s
     assert "overrides={'train.max_steps': 4}" in train_on
 
 
-def without_data(model: Path) -> dict[str, Any]:
-    return {key: value for key, value in small_run(model).items() if not key.startswith("data.")}
-
-
 def worth(value: float) -> Callable[[palimpsest.Problem, palimpsest.Trajectory], float]:
     """A reward that no module has; every one of them has the same name."""
 
@@ -371,23 +366,21 @@ def worth(value: float) -> Callable[[palimpsest.Problem, palimpsest.Trajectory],
 
 
 def test_calls_in_threads_use_separate_objects(tiny_model_folder: Path, tmp_path: Path) -> None:
-    found: dict[float, Any] = {}
+    matches: dict[float, Any] = {}
     together = threading.Barrier(3, timeout=120)
 
     def call(value: float) -> None:
-        seen: list[float] = []
+        observed: list[float] = []
 
         def watch(step: int, metrics: Any, timings: Any) -> None:
-            seen.append(metrics["reward/mean"])
+            observed.append(metrics["reward/mean"])
             together.wait()  # each call is in the middle of its run
 
         rows = [{"question": f"What is {value}?", "answers": [f"gold-{value}"], "context": f"It is gold-{value}."}]
         things: Any = {"reward": worth(value), "data": rows, "callbacks": watch, "quiet": True}
-        run = palimpsest.train(
-            "memagent-quickstart", without_data(tiny_model_folder), **things, out=tmp_path / f"run-{value}"
-        )
+        run = palimpsest.train("memagent-quickstart", small(tiny_model_folder), **things, out=tmp_path / f"run-{value}")
         (sample,) = run.evaluate(baselines=False, quiet=True)
-        found[value] = (seen, sample.question, sample.value)
+        matches[value] = (observed, sample.question, sample.value)
 
     values = (0.25, 0.5, 0.75)
     threads = [threading.Thread(target=call, args=(value,)) for value in values]
@@ -395,13 +388,13 @@ def test_calls_in_threads_use_separate_objects(tiny_model_folder: Path, tmp_path
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {value: ([value, value], f"What is {value}?", value) for value in values}
+    assert matches == {value: ([value, value], f"What is {value}?", value) for value in values}
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
 @pytest.mark.slow
 def test_objects_stay_in_the_calling_process_of_a_run_on_ranks(tiny_model_folder: Path, tmp_path: Path) -> None:
-    seen: list[int] = []
+    observed: list[int] = []
 
     class Short(palimpsest.MemoryPolicy):
         async def run(self, problem: palimpsest.Problem, model: palimpsest.Model) -> palimpsest.Answered:
@@ -412,18 +405,18 @@ def test_objects_stay_in_the_calling_process_of_a_run_on_ranks(tiny_model_folder
         return float(trajectory.answer == "Bob" and os.getpid() == here)
 
     here = os.getpid()
-    changes = {key: value for key, value in without_data(tiny_model_folder).items() if key != "policy.options"}
+    changes = {key: value for key, value in small(tiny_model_folder).items() if key != "policy.options"}
     run = palimpsest.train(
         "memagent-quickstart",
         {**changes, "engine.name": "ray", "cluster.learners": 1, "train.max_steps": 1, "credit.dynamic_sampling": None},
         policy=Short,
         reward=reward,
         data=[{"question": "Who?", "answers": ["Bob"], "context": "Bob."}],
-        callbacks=lambda step, metrics, timings: seen.append(step),
+        callbacks=lambda step, metrics, timings: observed.append(step),
         out=tmp_path / "run",
         quiet=True,
     )
-    assert (run.metrics.column("reward/mean"), seen) == ([1.0], [1])
+    assert (run.metrics.column("reward/mean"), observed) == ([1.0], [1])
 
 
 def test_an_error_of_a_local_reward_names_its_line(tiny_model_folder: Path, tmp_path: Path) -> None:

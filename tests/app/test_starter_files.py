@@ -1,4 +1,4 @@
-"""`palimpsest new`: what it writes passes its own tests, trains, and learns with the model inside the package."""
+"""`palimpsest new`: its files pass their tests and train with the bundled model."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SCAFFOLDS)
 def test_a_scaffold_passes_its_tests_and_learns(kind: str, tmp_path: Path) -> None:
-    """The mean reward of the last ten steps lies clearly above that of the first ten."""
+    """The mean reward of the last ten steps exceeds that of the first ten by 0.1."""
     _, recipe, test = write_scaffold(kind, "mine", tmp_path)
     tested = python("-m", "pytest", "-q", "-p", "no:cacheprovider", test.name, folder=tmp_path)
     assert tested.returncode == 0, tested.stdout

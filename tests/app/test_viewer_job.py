@@ -45,17 +45,17 @@ def run(tmp_path: Path) -> Path:
 def held(page: Path) -> dict[str, Any]:
     packed = re.search(rb'id="answers">([^<]*)</script>', page.read_bytes())
     assert packed is not None
-    found: dict[str, Any] = orjson.loads(gzip.decompress(base64.b64decode(packed[1])))
-    return found
+    matches: dict[str, Any] = orjson.loads(gzip.decompress(base64.b64decode(packed[1])))
+    return matches
 
 
 def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> None:
     before = state_of(run)
     (written,) = export([run], tmp_path / "out.html", only="1/0,2/1")
     answers = held(written.path)
-    asked = ViewerApi(Library([run]))
+    api = ViewerApi(Library([run]))
     for path in ("/api/runs/run/metrics", "/api/runs/run/alarms", "/api/runs/run/events"):
-        assert answers[path] == orjson.loads(orjson.dumps(asked.get(path)))
+        assert answers[path] == orjson.loads(orjson.dumps(api.get(path)))
     assert answers["/api/runs/run/steps"] == [2]
     assert len(answers["/api/runs/run/steps/2/episodes"]["rows"]) == 8
     assert (written.content.episodes, len(written.content.data)) == (2, written.path.stat().st_size)
@@ -85,9 +85,9 @@ def test_the_groups_of_chosen_episodes_are_measured(run: Path, tmp_path: Path, t
     (written,) = export([run], tmp_path / "out.html", only="2/0", step="1", tokenizer=tokenizer)
     served = ViewerApi(Library([run]), tokenizer=tokenizer).get("/api/runs/run/steps/1/measures", {"groups": "2"})
     measures = held(written.path)["/api/runs/run/steps/1/measures"]
-    own = {place: each for place, each in measures.items() if "left_out" not in each}
-    assert own == orjson.loads(orjson.dumps(served))
-    assert sorted(own) == ["2/0", "2/1"]
+    added = {location: item for location, item in measures.items() if "left_out" not in item}
+    assert added == orjson.loads(orjson.dumps(served))
+    assert sorted(added) == ["2/0", "2/1"]
     assert len(measures) == 8
 
 
@@ -98,9 +98,9 @@ def test_a_log_holds_the_chosen_episodes_or_all(run: Path, tmp_path: Path) -> No
     assert names >= {"samples/g-p0_epoch_1.json", "samples/g-p2_epoch_2.json"}
     assert chosen.content.episodes == header["results"]["total_samples"] == 2
     assert chosen.content.mean == header["results"]["scores"][0]["metrics"]["mean"]["value"] == 0.5
-    (whole,) = export([run], tmp_path / "all" / "out.eval")
-    assert whole.content.episodes == 8
-    assert "only step 2 has episodes here" in whole.content.notes
+    (complete,) = export([run], tmp_path / "all" / "out.eval")
+    assert complete.content.episodes == 8
+    assert "only step 2 has episodes here" in complete.content.notes
 
 
 @pytest.mark.parametrize(
@@ -129,25 +129,26 @@ def test_an_impossible_export_is_refused(
     assert not (tmp_path / name).exists()
 
 
-def test_a_file_of_what_is_exported_is_never_written_over(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "out", "message"),
+    [
+        ("run", "run/metrics.html", "is inside"),
+        ("run", "run/new/out.html", "is inside"),
+        ("run", "link/events.eval", "is inside"),
+        ("alone.jsonl", "link.eval", "is the input file"),
+        ("alone.jsonl", "same.html", "is the input file"),
+    ],
+)
+def test_an_exported_file_is_never_overwritten(source: str, out: str, message: str, run: Path, tmp_path: Path) -> None:
     alone = tmp_path / "alone.jsonl"
     alone.write_bytes(group_lines(group("p", (1.0,))))
     (tmp_path / "link").symlink_to(run)
     (tmp_path / "same.html").hardlink_to(alone)
     (tmp_path / "link.eval").symlink_to(alone)
     before, lines = state_of(run), alone.read_bytes()
-    cases = [
-        ([run], run / "metrics.html", "is inside"),
-        ([run], run / "new" / "out.html", "is inside"),
-        ([run], tmp_path / "link" / "events.eval", "is inside"),
-        ([alone], tmp_path / "link.eval", "is the input file"),
-        ([alone], tmp_path / "same.html", "is the input file"),
-    ]
-    for paths, out, told in cases:
-        with pytest.raises(ConfigError, match=f"{told}.*: use another path"):
-            export(paths, out, force=True)
-    assert state_of(run) == before
-    assert alone.read_bytes() == lines
+    with pytest.raises(ConfigError, match=f"{message}.*: use another path"):
+        export([tmp_path / source], tmp_path / out, force=True)
+    assert (state_of(run), alone.read_bytes()) == (before, lines)
 
 
 def test_another_file_is_moved_aside_with_force_alone(run: Path, tmp_path: Path) -> None:
@@ -172,15 +173,15 @@ def test_an_unwritable_path_is_named(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.html", "out.eval"])
 def test_what_no_json_holds_is_exported_as_it_is_served(name: str, tmp_path: Path) -> None:
-    whole = group("p", (0.0, 1.0))
-    first, second = whole.trajectories
-    odd = replace(whole, trajectories=(replace(first, rollout=10**30, answer="\ud800"), second))
+    complete = group("p", (0.0, 1.0))
+    first, second = complete.trajectories
+    odd = replace(complete, trajectories=(replace(first, rollout=10**30, answer="\ud800"), second))
     config = 'raw: !!binary "aGk="\nwide: 100000000000000000000000\nlone: "\\ud800"\n'
     run = run_folder(Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff")), config=config, records={1: [odd]})
     (run / "metrics.jsonl").write_text('{"step": 1, "wide": 100000000000000000000000}\n')
     (written,) = export([run], tmp_path / name)
     assert written.content.episodes == 2
-    assert not any("omitted" in told for told in written.content.notes)
+    assert not any("omitted" in result for result in written.content.notes)
     assert written.path.read_bytes() == written.content.data
 
 
@@ -213,8 +214,8 @@ def test_damaged_groups_are_omitted_with_a_note(name: str, tmp_path: Path) -> No
     path.write_bytes(b"".join(frames) + encode_groups([group("cut", (1.0,))])[:-5])
     (written,) = export([path], tmp_path / name)
     assert written.content.episodes == 1
-    assert any("g-odd" in told and "omitted" in told for told in written.content.notes)
-    assert any("damaged after 2 complete groups" in told for told in written.content.notes)
+    assert any("g-odd" in result and "omitted" in result for result in written.content.notes)
+    assert any("damaged after 2 complete groups" in result for result in written.content.notes)
 
 
 def test_the_command_says_what_it_wrote_and_left_out(run: Path, tmp_path: Path, palimpsest: Run) -> None:
@@ -230,10 +231,10 @@ BASELINES = [chunks(4, f"p{n}", 0.0, player="closed book", baseline=True) for n 
 CELL = ("set", "size", "unit", "player", "baseline")
 
 
-def recorded(each: Sample) -> Group:
+def recorded(item: Sample) -> Group:
     """The sample's episode, with its grade."""
-    made = group(each.id, (each.value,))
-    named = tuple(replace(one, group_id=each.group_id, rollout=each.draw) for one in made.trajectories)
+    made = group(item.id, (item.value,))
+    named = tuple(replace(one, group_id=item.group_id, rollout=item.draw) for one in made.trajectories)
     return Group(made.problem, named, made.grades)
 
 
@@ -241,7 +242,7 @@ def wrong_alone(path: Path, samples: Sequence[Sample] = (*BASELINES, *AGENT)) ->
     """An evaluation that recorded what went wrong, which is the default."""
     folder = evaluation_folder(path, samples)
     (folder / "summary.json").write_text(json.dumps({"model": "some/model", "policy": {"name": "overwrite"}}))
-    wrong = [recorded(each) for each in samples if each.value is None or each.value < 1]
+    wrong = [recorded(item) for item in samples if item.value is None or item.value < 1]
     if wrong:
         (folder / "episodes.jsonl.zst").write_bytes(encode_groups(wrong))
     return folder
@@ -259,15 +260,15 @@ def test_right_episodes_without_a_record_are_exported(tmp_path: Path) -> None:
     written, _ = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval")
     log = read(written.path)
     (score,) = log["results"]["scores"]
-    values = [each["scores"]["reward"]["value"] for each in log["samples"]]
+    values = [item["scores"]["reward"]["value"] for item in log["samples"]]
     assert sorted(values) == [0.0, *[1.0] * 6]
     assert score["metrics"]["mean"]["value"] == pytest.approx(6 / 7) == written.content.mean
     assert score["metrics"]["4 chunks"]["value"] == 1.0
     assert (score["scored_samples"], score["unscored_samples"]) == (7, 0)
     assert (log["eval"]["model"], log["eval"]["metadata"]["player"]) == ("some/model", "agent: recall")
-    cells = {tuple(each["metadata"][name] for name in CELL) for each in log["samples"]}
+    cells = {tuple(item["metadata"][name] for name in CELL) for item in log["samples"]}
     assert cells == {("synthetic", 4, "chunks", "recall", False), ("synthetic", 64, "chunks", "recall", False)}
-    assert [bool(each["messages"]) for each in log["samples"]] == [False] * 6 + [True]
+    assert [bool(item["messages"]) for item in log["samples"]] == [False] * 6 + [True]
     assert written.content.notes == [
         "6 of 7 episodes of the agent: recall were not recorded and have a score without messages; "
         "set evaluation.record=all to record every episode"
@@ -282,7 +283,7 @@ def test_baselines_have_separate_logs(tmp_path: Path) -> None:
     log = read(other.path)
     assert log["eval"]["task"] == "eval, closed book"
     assert len(log["samples"]) == 6
-    cells = {tuple(each["metadata"][name] for name in CELL) for each in log["samples"]}
+    cells = {tuple(item["metadata"][name] for name in CELL) for item in log["samples"]}
     assert cells == {("synthetic", 4, "chunks", "closed book", True)}
 
 
@@ -294,19 +295,22 @@ def test_every_policy_has_a_separate_log(tmp_path: Path) -> None:
     assert (other.path.name, other.content.player, other.content.mean) == ("out.note.eval", "agent: note", 0.0)
     log = read(other.path)
     assert log["eval"]["task"] == "eval, note"
-    assert {each["metadata"]["player"] for each in log["samples"]} == {"note"}
-
-
-def test_an_evaluation_without_a_record_is_exported_with_its_scores(tmp_path: Path) -> None:
-    folder = wrong_alone(tmp_path / "eval", AGENT[:3])
-    (written,) = export([folder], tmp_path / "out.eval")
-    assert (written.content.episodes, written.content.mean) == (3, 1.0)
+    assert {item["metadata"]["player"] for item in log["samples"]} == {"note"}
 
 
 def test_the_score_of_selected_episodes_is_noted(tmp_path: Path) -> None:
     (written,) = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.eval", only="6/0")
     assert (written.content.episodes, written.content.mean) == (1, 0.0)
     assert written.content.notes == ["the log's score covers 1 selected episode, not the whole evaluation"]
+
+
+def test_evaluations_are_exported_from_a_record_or_without_one(tmp_path: Path) -> None:
+    folder = wrong_alone(tmp_path / "eval")
+    assert export([folder / "episodes.jsonl.zst"], tmp_path / "out.eval")[0].content.mean == pytest.approx(6 / 7)
+    (page,) = export([folder], tmp_path / "out.html")
+    assert any("6 of 7 episodes of the agent: recall were not recorded" in note for note in page.content.notes)
+    (written,) = export([wrong_alone(tmp_path / "right", AGENT[:3])], tmp_path / "right.eval")
+    assert (written.content.episodes, written.content.mean) == (3, 1.0)
 
 
 def test_an_ungraded_episode_has_no_score_and_an_evaluation_that_did_not_end_no_success(tmp_path: Path) -> None:
@@ -316,16 +320,6 @@ def test_an_ungraded_episode_has_no_score_and_an_evaluation_that_did_not_end_no_
     (score,) = log["results"]["scores"]
     assert (score["metrics"]["mean"]["value"], score["unscored_samples"]) == (1.0, 1)
     assert log["status"] in ("started", "cancelled")
-
-
-def test_the_page_of_an_evaluation_says_what_was_not_recorded(tmp_path: Path) -> None:
-    (page,) = export([wrong_alone(tmp_path / "eval")], tmp_path / "out.html")
-    assert any("6 of 7 episodes of the agent: recall were not recorded" in told for told in page.content.notes)
-
-
-def test_the_record_of_an_evaluation_is_shown_as_the_evaluation(tmp_path: Path) -> None:
-    folder = wrong_alone(tmp_path / "eval")
-    assert export([folder / "episodes.jsonl.zst"], tmp_path / "out.eval")[0].content.mean == pytest.approx(6 / 7)
 
 
 def half(problem: Any, trajectory: Any) -> float:
@@ -344,9 +338,9 @@ def test_inspect_reads_the_accuracy_back(tiny_model_folder: Path, tmp_path: Path
     log = read(tmp_path / "e.eval")
     assert log["results"]["scores"][0]["metrics"]["mean"]["value"] == accuracy["accuracy"]["mean"] == 0.6
     assert log["eval"]["model"] == str(tiny_model_folder)
-    (seen,) = read_by_inspect(tmp_path / "e.eval")
-    assert seen[:2] == ["success", 0.6]
-    assert sorted(each[-1]["reward"] for each in seen[2]) == [0.0, 0.0, 1.0, 1.0, 1.0]
+    (shown,) = read_by_inspect(tmp_path / "e.eval")
+    assert shown[:2] == ["success", 0.6]
+    assert sorted(item[-1]["reward"] for item in shown[2]) == [0.0, 0.0, 1.0, 1.0, 1.0]
 
 
 def test_serving_collects_garbage_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Pat
     )
     file = export([run], tmp_path / "out.html")[0].path
     shown = Watched(browser, file.as_uri())
-    for place in ("#/", "#/r/run", "#/r/run/s/2"):
-        shown.page.goto(f"{file.as_uri()}{place}")
+    for location in ("#/", "#/r/run", "#/r/run/s/2"):
+        shown.page.goto(f"{file.as_uri()}{location}")
         page = shown.read()
         assert page.locator("[role=alert]").count() == 0
     assert "tea" in page.locator("#main").inner_text()
@@ -72,8 +72,8 @@ def test_it_opens_at_the_episode_that_was_named_and_marks_what_was_left_out(brow
     page.wait_for_selector(".vrow")
     assert page.locator(".vrow a").all_inner_texts() == ["group 0", "group 0", "rollout 1"]
     page.goto(f"{file.as_uri()}#/")
-    for place in ("#/", "#/r/run", "#/r/run/s/1"):
-        page.goto(f"{file.as_uri()}{place}")
+    for location in ("#/", "#/r/run", "#/r/run/s/1"):
+        page.goto(f"{file.as_uri()}{location}")
         page.wait_for_selector("text=of the step's 4 episodes")
     page.goto(f"{file.as_uri()}#/r/run/s/1/g/0")
     page.wait_for_selector(".forest text.forest-row")

@@ -1,4 +1,4 @@
-"""An episode is played on from any of its turns: as it was, token for token, or with another memory."""
+"""Episodes replayed from a turn, unchanged or with an edited memory."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Pa
 
 def evaluated(model: Path, out: Path, policy: str, options: dict[str, Any], **more: Any) -> Path:
     overrides = {**options, "evaluation.record": "all", "eval_sampling.temperature": 1.0}
-    given = {"data": "synthetic", "limit": 1, "chunks": 3, "samples": 2, "baselines": False, "quiet": True, **more}
-    palimpsest.evaluate(str(model), policy=policy, out=out, overrides=overrides, **given)
+    inputs = {"data": "synthetic", "limit": 1, "chunks": 3, "samples": 2, "baselines": False, "quiet": True, **more}
+    palimpsest.evaluate(str(model), policy=policy, out=out, overrides=overrides, **inputs)
     return out
 
 
@@ -102,7 +102,7 @@ def test_the_same_weights_replay_the_recorded_tokens(run: Path, tmp_path: Path, 
         recorded, again = played(result.path)
         assert (result.parts_at, result.turn) == (None, turn)
         assert sampled(again) == sampled(recorded) == sampled(original)
-        logprobs = [[each.completion.logprobs for each in trajectory.turns[:turn]] for trajectory in (again, original)]
+        logprobs = [[item.completion.logprobs for item in trajectory.turns[:turn]] for trajectory in (again, original)]
         assert logprobs[0] == logprobs[1]
         assert result.recorded == result.replayed
         assert "which sampled it" in result.weights
@@ -127,22 +127,22 @@ def test_the_next_turn_shows_the_edited_memory(policy: str, tmp_path: Path, eval
 
 
 def test_an_edited_memory_is_input_of_the_agent(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
-    given = "Zyx"  # in no section
+    inputs = "Zyx"  # in no section
     penalised = {**small_run(tiny_model_folder), "reward.unsupported_penalty": 1.0, "reward.name": EVERY_SECOND}
     folder = tmp_path / "run"
     train("memagent-quickstart", penalised, seed=1, out=folder, quiet=True)
-    place = f"{folder / record(1)}#0/1"
+    location = f"{folder / record(1)}#0/1"
     turn = len(read_groups(folder / record(1)).groups[0].trajectories[1].turns) - 1
-    result = replay(place, turn=turn, memory=given, out=tmp_path)
+    result = replay(location, turn=turn, memory=inputs, out=tmp_path)
     (group,) = read_groups(result.path).groups
-    recorded, again = (readings(each, GroupTexts(Codec.load(result.model))) for each in group.trajectories)
-    assert [each.substituted for each in again] == [False] * (turn - 1) + [True]
+    recorded, again = (readings(item, GroupTexts(Codec.load(result.model))) for item in group.trajectories)
+    assert [item.substituted for item in again] == [False] * (turn - 1) + [True]
     wrote = recorded[: turn - 1]  # all that is the agent's own in both
     share = copy_fidelity(wrote)
     assert result.replayed.value == pytest.approx(1.0 if share is None else share)
     assert (result.given, result.to_json()["given"]) == (True, True)
-    assert replay(place, turn=turn, out=tmp_path).given is False
-    done = palimpsest("replay", place, "--turn", str(turn + 1), "--memory", given, "--out", str(tmp_path))
+    assert replay(location, turn=turn, out=tmp_path).given is False
+    done = palimpsest("replay", location, "--turn", str(turn + 1), "--memory", inputs, "--out", str(tmp_path))
     assert "the edited memory counts as input" in done.stdout
 
 
@@ -175,7 +175,7 @@ def test_the_recorded_memory_changes_nothing(
 
 
 def _as_recorded(folder: Path, again: Trajectory, stop: int) -> Group:
-    """The group of an evaluation whose episode ended as it was played on, with the reply as a model gives it."""
+    """The evaluation's group with the replayed episode, whose reply has an end token."""
     group = read_episodes(folder / EPISODES).groups[0]
     first = again.turns[0].completion
     ids = (*first.token_ids, stop)
@@ -218,7 +218,7 @@ def test_an_empty_memory_is_the_policys_initial_memory(
 def test_a_partly_read_document_is_drawn_again(run: Path, copied: Path, tmp_path: Path) -> None:
     (copied / "checkpoints").symlink_to(run / "checkpoints")
     (group,) = read_groups(run / record(1)).groups
-    cut = tuple(replace(each, turns=each.turns[:2]) for each in group.trajectories)
+    cut = tuple(replace(item, turns=item.turns[:2]) for item in group.trajectories)
     (copied / record(1)).write_bytes(encode_groups([replace(group, trajectories=cut)]))
     result = replay(f"{copied / record(1)}#0/0", turn=1, out=tmp_path)
     assert "from the episode's data" in result.document
@@ -237,7 +237,7 @@ def test_the_record_has_keys_of_groups(
 ) -> None:
     (group,) = read_groups(run / record(2)).groups
     assert group.key == (1, "train", 2, 0)
-    renamed = replace(group, trajectories=tuple(replace(each, group_id="any") for each in group.trajectories))
+    renamed = replace(group, trajectories=tuple(replace(item, group_id="any") for item in group.trajectories))
     (copied / "checkpoints").symlink_to(run / "checkpoints")
     (copied / record(2)).write_bytes(encode_groups([renamed, replace(group, key=())]))
     assert replay(f"{copied / record(2)}#0/1", turn=0, out=tmp_path).parts_at is None
@@ -250,13 +250,13 @@ def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path
     first, again = (replay(f"{run / record(1)}#0/0", turn=1, memory="Anna", out=tmp_path / name) for name in "ab")
     assert first.path.read_bytes() == again.path.read_bytes()
     (group,) = read_groups(first.path).groups
-    assert [each.rollout for each in group.trajectories] == [0, 1]
+    assert [item.rollout for item in group.trajectories] == [0, 1]
     with pytest.raises(ConfigError, match="is a replay"):
         replay(f"{first.path}#0/1", turn=1, out=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("episode", "options", "place"),
+    ("episode", "options", "location"),
     [
         ("a.jsonl.zst#3/2", {"turn": 5}, EpisodeRef(Path("a.jsonl.zst"), 3, 2, 5)),
         ("a.jsonl.zst", {"group": 3, "rollout": 2}, EpisodeRef(Path("a.jsonl.zst"), 3, 2)),
@@ -268,13 +268,13 @@ def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path
     ],
 )
 def test_an_episode_is_located_by_a_path_a_link_or_options(
-    episode: str, options: dict[str, int], place: EpisodeRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    episode: str, options: dict[str, int], location: EpisodeRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN" / "trajectories").mkdir(parents=True)
     (tmp_path / "EVAL").mkdir()
     (tmp_path / "EVAL" / EPISODES).touch()
-    assert locate_episode(episode, **options) == place
+    assert locate_episode(episode, **options) == location
 
 
 @pytest.mark.parametrize(
@@ -354,16 +354,16 @@ def test_a_replay_is_never_written_into_the_run_or_over_another_file(run: Path, 
 def test_a_memory_within_its_budget_writes_no_control_token(tmp_path: Path, tiny_model_folder: Path) -> None:
     options = {**BUDGETS, "memory_tokens": 64, **SHORT}
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", options)
-    said = "Anna<|im_end|><|im_start|>"
-    result = replay(str(folder), group=0, rollout=0, turn=1, memory=said, out=tmp_path)
+    spoken = "Anna<|im_end|><|im_start|>"
+    result = replay(str(folder), group=0, rollout=0, turn=1, memory=spoken, out=tmp_path)
     codec = Codec.load(tiny_model_folder)
     _, again = played(result.path)
     written, shown = again.turns[0].completion.token_ids, again.turns[1].piece("memory")
-    assert codec.control_ids.intersection(codec.encode_trusted(said))
+    assert codec.control_ids.intersection(codec.encode_trusted(spoken))
     assert shown is not None
     for ids in (written, shown):
         assert codec.control_ids.isdisjoint(ids)
-        assert said in codec.decode(ids)
+        assert spoken in codec.decode(ids)
 
 
 @pytest.mark.parametrize("link", ["/r/q/s/{}/e/0/0/t/0", "/e/{}/0/t/0", "/e/0/0/t/{}", "{}/0"])
@@ -392,18 +392,6 @@ def test_a_policy_without_memory_takes_no_edit(tmp_path: Path, tiny_model_folder
 
 
 @pytest.mark.slow
-def test_an_agent_with_tools_is_played_on_unchanged(tmp_path: Path, tiny_model_folder: Path) -> None:
-    options = {"context_tokens": 480, "turn_tokens": 16, "max_turns": 3, **SHORT}
-    changes = {"data": "synthetic_search", "chunks": None, "objectives": 1}
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", "prune", options, **changes)
-    result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
-    assert result.parts_at is None
-    assert result.document == "it reads no document"
-    with pytest.raises(ConfigError, match="shows no memory"):
-        replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
-
-
-@pytest.mark.slow
 def test_an_agent_that_searches_its_document_needs_it_to_be_played_on(tmp_path: Path, tiny_model_folder: Path) -> None:
     data = tmp_path / "data.jsonl"
     row = {"id": "a", "question": "Where does Anna live?", "answers": ["Rome"], "context": "Anna lives in Rome.\n" * 4}
@@ -425,7 +413,7 @@ def test_a_recall_is_repeated(tmp_path: Path, tiny_model_folder: Path, monkeypat
     codec = Codec.load(tiny_model_folder)
     first = replay(f"{folder}#0/0", turn=1, memory="Anna lives in Rome.", out=tmp_path / "first")
     _keep(folder, played(first.path)[1])
-    with monkeypatch.context() as asking:  # a random model asks for nothing by itself
+    with monkeypatch.context() as asking:  # a random model makes no query
         asking.setattr(
             replay_run, "_reply", lambda policy, ids, *_: policy.reply(codec, ids, codec.encode("Where is Anna?"))
         )
@@ -447,17 +435,17 @@ def _keep(folder: Path, again: Trajectory) -> None:
     """Make what was played on the record of an evaluation."""
     group = read_episodes(folder / EPISODES).groups[0]
     events = tuple(event for event in again.events if not isinstance(event.what, Replayed))
-    kept = replace(group, trajectories=(replace(again, rollout=0, events=events),), grades=(Grade(0.0),))
-    (folder / EPISODES).write_bytes(encode_groups([kept]))
+    remaining = replace(group, trajectories=(replace(again, rollout=0, events=events),), grades=(Grade(0.0),))
+    (folder / EPISODES).write_bytes(encode_groups([remaining]))
 
 
 def test_the_agents_first_episode_is_the_default(tmp_path: Path, tiny_model_folder: Path) -> None:
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", BUDGETS, baselines=True)
     groups = read_episodes(folder / EPISODES).groups
-    places = {group.trajectories[0].group_id: place for place, group in enumerate(groups)}
+    places = {group.trajectories[0].group_id: location for location, group in enumerate(groups)}
     logged, _ = read_samples(folder / SAMPLES)
-    (agent,) = {places[each.group_id] for each in logged if not each.baseline}
-    (closed,) = {places[each.group_id] for each in logged if each.player == "closed book"}
+    (agent,) = {places[item.group_id] for item in logged if not item.baseline}
+    (closed,) = {places[item.group_id] for item in logged if item.player == "closed book"}
     with pytest.raises(ConfigError, match=f"'closed book, .* is a baseline .* the first is --group {agent}$"):
         replay(f"{folder}#{closed}/0", turn=0, out=tmp_path)
     by_place = replay(str(folder), group=agent, rollout=0, turn=1, out=tmp_path)
@@ -477,8 +465,8 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     result: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
     assert result.keys() >= {"recorded", "replayed", "weights", "document", "path"}
     assert lines[-1] == f"palimpsest view {result['path']} --tokenizer {result['model']}"
-    one, other = (sampled(each) for each in played(Path(result["path"])))
-    assert one[0] != other[0]  # what was put in is no reply that was played on
+    one, other = (sampled(item) for item in played(Path(result["path"])))
+    assert one[0] != other[0]  # the edited memory is no replayed reply
     assert result["parts_at"] == next(at for at in range(1, len(one)) if one[at] != other[at])
     assert lines[3] == f"turn {result['parts_at'] + 1} is the first with another reply"
     same = palimpsest("replay", f"{run / record(2)}#/e/0/1/t/1", "--out", str(tmp_path)).stdout.splitlines()

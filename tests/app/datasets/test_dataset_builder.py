@@ -424,10 +424,3 @@ def test_too_few_questions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has several questions"):
         make_objectives([made / "objectives_2.jsonl"], (2,), out=tmp_path / "set")
     assert not (tmp_path / "set").exists()
-
-
-def test_the_published_questions_are_combined(real_data: Path, tmp_path: Path) -> None:
-    sources = [real_data / "hotpotqa_dev_50.json", real_data / "2wiki_questions_1000.json"]
-    made = [make_objectives(sources, (2, 8), out=tmp_path / name, count=100, seed=3) for name in ("a", "b")]
-    assert made[0].problems == {"objectives_2.jsonl": 100, "objectives_8.jsonl": 100}
-    assert made[0].edition == made[1].edition

@@ -213,14 +213,11 @@ def test_an_existing_file_is_refused_before_any_request(server: Server, tmp_path
 def test_an_unknown_name_has_a_hint(refused: Callable[..., str], tmp_path: Path) -> None:
     assert find("memagent-eval-200").path == "BytedTsinghua-SIA/hotpotqa/eval_200.json"
     assert find("owner/set/data/x.json") == Published("owner/set/data/x.json")
-    assert all(each.file.endswith((".json", ".parquet")) for each in PUBLISHED.values())
+    assert all(item.file.endswith((".json", ".parquet")) for item in PUBLISHED.values())
     assert "did you mean hotpotqa-dev" in refused("data", "download", "hotpotqa-dve", "--out", str(tmp_path))
     for name in ("../x/y", "a/b", "a/b/../../c", "https://x/y/z"):
         with pytest.raises(DataError, match="no such data set"):
             find(name)
-
-
-# ---- all files of a recipe -----------------------------------------------------------------------------------
 
 
 def test_a_second_call_fetches_missing_files(server: Server, fetch: Callable[..., Done], tmp_path: Path) -> None:

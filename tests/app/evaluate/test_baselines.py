@@ -34,24 +34,24 @@ def evaluated(model: Path, problems: list[palimpsest.Problem], **options: Any) -
 
 def test_baselines_are_played_and_reported_separately(tiny_model_folder: Path, tmp_path: Path) -> None:
     evaluation = evaluated(tiny_model_folder, SHORT + LONG, out=tmp_path)
-    closed, whole, retrieval = evaluation.baselines
+    closed, complete, retrieval = evaluation.baselines
     (agent,) = evaluation.summaries
     assert agent.cell == Cell("problems", None, None, "overwrite")
     assert (closed.problems, closed.part_problems) == (2, None)
-    assert (whole.problems, whole.part_problems) == (1, 2)  # where it fits
+    assert (complete.problems, complete.part_problems) == (1, 2)  # where it fits
     assert (retrieval.problems, retrieval.part_problems, retrieval.turns_per_document) == (2, None, 1.0)
     assert [sample.id for sample in evaluation.baseline_samples] == ["s", "l", "s", "s", "l"]
     assert [(sample.id, sample.baseline) for sample in evaluation] == [("s", False), ("l", False)]
-    assert whole.documents_cut == 0
+    assert complete.documents_cut == 0
     players = ["closed book", "whole document", "retrieval"]
     assert list(evaluation.rows) == ["problems", *(f"{player}, problems" for player in players)]
     assert (agent.fits_window, agent.measures_reading) == (1, False)
     assert "measures_reading" not in [note.code for note in evaluation.notes]
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [(each["set"], each["player"], each["baseline"]) for each in summary["evaluations"]] == [
+    assert [(item["set"], item["player"], item["baseline"]) for item in summary["evaluations"]] == [
         ("problems", "overwrite", False)
     ]
-    assert [(each["player"], each["baseline"]) for each in summary["baselines"]] == [(each, True) for each in players]
+    assert [(item["player"], item["baseline"]) for item in summary["baselines"]] == [(item, True) for item in players]
     logged = read_samples(tmp_path / "samples.jsonl")[0]
     assert len(logged) == 7
     assert sum(sample.baseline for sample in logged) == 5
@@ -63,27 +63,27 @@ def test_a_set_whose_documents_all_fit_is_marked(tiny_model_folder: Path, tmp_pa
     (reading,) = [note for note in evaluation.notes if note.code == "measures_reading"]
     assert reading.values == {"names": "problems"}
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert [each.get("measures_reading") for each in summary["evaluations"]] == [True]
-    assert [each.get("measures_reading") for each in summary["baselines"]] == [None, None]
+    assert [item.get("measures_reading") for item in summary["evaluations"]] == [True]
+    assert [item.get("measures_reading") for item in summary["baselines"]] == [None, None]
 
 
 def test_baselines_change_nothing_of_the_agents(tiny_model_folder: Path) -> None:
-    alone, beside = (evaluated(tiny_model_folder, SHORT + LONG, baselines=each) for each in (False, True))
+    alone, along = (evaluated(tiny_model_folder, SHORT + LONG, baselines=item) for item in (False, True))
     assert alone.baselines == ()
-    assert alone.samples == beside.samples
-    assert alone.summaries == tuple(replace(each, fits_window=None) for each in beside.summaries)
-    assert alone.accuracy == beside.accuracy
+    assert alone.samples == along.samples
+    assert alone.summaries == tuple(replace(item, fits_window=None) for item in along.summaries)
+    assert alone.accuracy == along.accuracy
 
 
 def test_a_log_continues_with_and_without_baselines(tiny_model_folder: Path, tmp_path: Path) -> None:
-    played = [evaluated(tiny_model_folder, SHORT, out=tmp_path, baselines=each).played for each in (False, True, True)]
+    played = [evaluated(tiny_model_folder, SHORT, out=tmp_path, baselines=item).played for item in (False, True, True)]
     assert played == [1, 2, 0]
 
 
 @pytest.mark.parametrize(("policy", "left"), [("full_context", ["closed book"]), ("closed_book", ["whole document"])])
 def test_a_requested_policy_is_no_second_baseline(tiny_model_folder: Path, policy: str, left: list[str]) -> None:
     evaluation = palimpsest.evaluate(tiny_model_folder, SHORT, policy=policy, quiet=True)
-    assert [each.cell.player for each in evaluation.baselines] == left
+    assert [item.cell.player for item in evaluation.baselines] == left
 
 
 def test_problems_without_documents_have_closed_book(
@@ -93,7 +93,7 @@ def test_problems_without_documents_have_closed_book(
     (closed,) = evaluation.baselines
     assert closed.cell == Cell("synthetic_search", 2, "objectives", "closed book", baseline=True)
     assert closed.graded == 1
-    assert [each.fits_window for each in evaluation.summaries] == [None]
+    assert [item.fits_window for item in evaluation.summaries] == [None]
     assert "baselines: closed book on 1 problem (--no-baselines skips them)" in capsys.readouterr().err
 
 
@@ -109,7 +109,7 @@ def baselines_of(codec: Codec, config: RunConfig, agent: PolicyConfig, window: i
 def test_baselines_have_the_rewards_prompts(tiny_codec: Codec, reward: str, window: int, prompts: str) -> None:
     config = RunConfig.model_validate({"reward": {"name": reward}})
     agent = PolicyConfig(name="overwrite", options={"answer_tokens": 12})
-    policies = [each.policy for each in baselines_of(tiny_codec, config, agent, window)]
+    policies = [item.policy for item in baselines_of(tiny_codec, config, agent, window)]
     assert [(policy.prompts, policy.answer_tokens) for policy in policies] == [(prompts, 12)] * 2
 
 
@@ -124,7 +124,7 @@ def test_baselines_have_the_agents_question_budget(tiny_codec: Codec, agents: in
 def retrieval_of(codec: Codec, agent: PolicyConfig, problems: list[palimpsest.Problem]) -> list[Any]:
     """Entries of retrieval for a window of 512 tokens."""
     entries = baselines_of(codec, RunConfig(), agent, 512, problems)
-    return [each for each in entries if each.cell.player == "retrieval"]
+    return [item for item in entries if item.cell.player == "retrieval"]
 
 
 def test_retrieval_has_as_many_tokens_as_the_agents_longest_turn_and_its_questions_budget(tiny_codec: Codec) -> None:
@@ -139,12 +139,14 @@ def test_retrieval_has_as_many_tokens_as_the_agents_longest_turn_and_its_questio
 
 def test_options_of_retrieval_are_those_of_the_configurations_baseline_with_its_policy(tiny_model_folder: Path) -> None:
     def tokens(**settings: Any) -> int:
-        found = palimpsest.evaluate(tiny_model_folder, chunks=4, limit=1, overrides={**BUDGETS, **settings}, quiet=True)
-        (sample,) = [each for each in found.baseline_samples if each.player == "retrieval"]
+        matches = palimpsest.evaluate(
+            tiny_model_folder, chunks=4, limit=1, overrides={**BUDGETS, **settings}, quiet=True
+        )
+        (sample,) = [item for item in matches.baseline_samples if item.player == "retrieval"]
         return sample.prompt_tokens
 
-    own = {"name": "passages", "options": {"window_tokens": 12, "passage_tokens": 9}}
-    assert tokens(**{"evaluation.baselines.retrieval": own}) < tokens()
+    added = {"name": "passages", "options": {"window_tokens": 12, "passage_tokens": 9}}
+    assert tokens(**{"evaluation.baselines.retrieval": added}) < tokens()
 
 
 def test_retrieval_is_not_played_where_every_document_fits_the_agents_context(tiny_codec: Codec) -> None:
@@ -162,7 +164,7 @@ def test_retrieval_has_the_window_of_the_agent(tiny_codec: Codec) -> None:
 
 
 def test_problems_with_a_memory_have_no_baseline(tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    begun = [palimpsest.Problem("m", "Who?", ("Bob",), "Bob likes tea.", memory="Ann.")]
-    evaluation = palimpsest.evaluate(tiny_model_folder, begun, overrides=BUDGETS)
+    started = [palimpsest.Problem("m", "Who?", ("Bob",), "Bob likes tea.", memory="Ann.")]
+    evaluation = palimpsest.evaluate(tiny_model_folder, started, overrides=BUDGETS)
     assert evaluation.baselines == ()
     assert "no baselines: problems begin with a memory" in capsys.readouterr().err

@@ -38,10 +38,10 @@ def test_one_command_compares_several_agents(palimpsest: Run, tiny_model_folder:
     assert "need --out DIR" in palimpsest(*words[:-2]).stderr
     done = palimpsest(*words, "reward.name=fraction")
     assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "out" / "compare.json").read_text())
+    result = json.loads((tmp_path / "out" / "compare.json").read_text())
     sides = [f"{method}-checkpoints-weights" for method in METHODS]
-    assert [side["name"] for side in told["sides"]] == sides
-    cells = {(cell["set"], cell["player"]): list(cell["sides"]) for cell in told["cells"]}
+    assert [side["name"] for side in result["sides"]] == sides
+    cells = {(cell["set"], cell["player"]): list(cell["sides"]) for cell in result["cells"]}
     assert cells["niah_multikey_2_300", "agent"] == sides
     assert cells["niah_multikey_2_300", "closed book"] == sides
     page = (tmp_path / "out" / "compare.html").read_text()

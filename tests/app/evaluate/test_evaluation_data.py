@@ -61,11 +61,6 @@ def test_training_refuses_a_question_without_a_gold_by_name(tmp_path: Path, tiny
     assert not (tmp_path / "run").exists()
 
 
-def test_rows_passed_in_python_with_other_names_are_to_be_renamed() -> None:
-    with pytest.raises(DataError, match="rename Quastion to question"):
-        library.evaluate(data=[{"Quastion": "Who?", "completion": "Ann", "document": "Ann ran."}], quiet=True)
-
-
 def test_unknown_words_of_the_bundled_model_are_noted(palimpsest: Run, tmp_path: Path) -> None:
     def note(context: str) -> bool:
         row = {"question": "What does Omar buy?", "answers": ["a house"], "context": context}
@@ -125,7 +120,7 @@ def test_a_training_reads_several_files_and_records_what_it_left_out(tmp_path: P
     run = library.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
     assert run.finished
     warnings = [row["message"] for row in read_rows(run.folder / "events.jsonl") if row.get("kind") == "warning"]
-    assert any(said.startswith("rows skipped by data.on_missing_gold=skip: 1") for said in warnings)
+    assert any(message.startswith("rows skipped by data.on_missing_gold=skip: 1") for message in warnings)
 
 
 def evaluated(model: Path, out: Path, *, seed: int = 0, force: bool = False) -> Evaluation:
@@ -192,13 +187,6 @@ def test_a_log_that_was_killed_before_its_identity_was_written_goes_on(tmp_path:
     check_folder(tmp_path, model="embedded", force=False)
 
 
-def test_an_evaluation_in_use_is_not_moved_aside(tmp_path: Path) -> None:
-    with (tmp_path / "samples.jsonl").open("w") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
-        with pytest.raises(RunError, match="another process writes to"):
-            check_folder(tmp_path, model="embedded", force=True)
-
-
 def begun_run(folder: Path) -> RunFolder:
     return open_run(folder, small_config(), on_warning=lambda _: None)
 
@@ -239,9 +227,11 @@ def test_an_evaluation_in_a_run_is_moved_aside_unless_the_run_goes_on(tmp_path: 
     check_folder(run.path, model="embedded", force=True)  # a run as a whole may be moved
 
 
-def test_a_folder_with_an_evaluation_in_use_below_it_is_not_moved_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["", "evals"])
+def test_an_evaluation_in_use_is_not_renamed(folder: str, tmp_path: Path) -> None:
     (tmp_path / "evals" / "first").mkdir(parents=True)
+    out = tmp_path / folder if folder else tmp_path / "evals" / "first"
     with (tmp_path / "evals" / "first" / "samples.jsonl").open("w") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="another process writes to"):
-            check_folder(tmp_path / "evals", model="embedded", force=True)
+            check_folder(out, model="embedded", force=True)

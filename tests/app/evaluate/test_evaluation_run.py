@@ -1,4 +1,4 @@
-"""Evaluations: refused input, hostile names, windows, cut documents, several questions."""
+"""Evaluations: hostile names, windows, cut documents, several questions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ NOTE = "the window is 480 tokens of 512, because longrope rotates all positions 
 
 
 class Shown(Silent):
-    """Keeps what it is told."""
+    """Stores messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -100,10 +100,10 @@ def stretched(tiny_model_folder: Path, tmp_path: Path) -> Path:
 
 def test_an_evaluation_tells_of_a_window_less_than_the_models(stretched: Path, tiny_model_folder: Path) -> None:
     problem = palimpsest.Problem("a", "Where?", ("Rome",), "Ann lives in Rome.")
-    for folder, told in ((stretched, True), (tiny_model_folder, False)):
+    for folder, result in ((stretched, True), (tiny_model_folder, False)):
         shown = Shown()
         palimpsest.evaluate(str(folder), [problem], policy="full_context", progress=shown)
-        assert (NOTE in shown.messages) == told
+        assert (NOTE in shown.messages) == result
 
 
 def test_a_training_tells_of_a_window_less_than_the_models(stretched: Path, tmp_path: Path) -> None:
@@ -134,9 +134,9 @@ def test_no_published_recipe_cuts_what_it_evaluates(name: str) -> None:
     assert Agent(recipe=name).config({}).policy.options.get("max_chunks") is None
 
 
-@pytest.mark.parametrize("told", [{"max_chunks": 3}, {"policy.options.max_chunks": 3}])
-def test_an_explicit_limit_applies_to_evaluations(told: dict[str, Any]) -> None:
-    assert Agent(recipe="memagent-7b", overrides=told).config({}).policy.options["max_chunks"] == 3
+@pytest.mark.parametrize("result", [{"max_chunks": 3}, {"policy.options.max_chunks": 3}])
+def test_an_explicit_limit_applies_to_evaluations(result: dict[str, Any]) -> None:
+    assert Agent(recipe="memagent-7b", overrides=result).config({}).policy.options["max_chunks"] == 3
 
 
 def test_training_counts_what_it_cuts_and_its_evaluation_reads_to_the_end(run: palimpsest.Run) -> None:
@@ -149,12 +149,12 @@ def test_training_counts_what_it_cuts_and_its_evaluation_reads_to_the_end(run: p
 
 def test_an_evaluation_counts_cut_documents(run: palimpsest.Run, tmp_path: Path) -> None:
     sizes: Any = {"chunks": 2, "limit": 2, "quiet": True}
-    whole = palimpsest.evaluate(run, **sizes)
-    assert whole.summaries[0].documents_cut == 0
+    complete = palimpsest.evaluate(run, **sizes)
+    assert complete.summaries[0].documents_cut == 0
     cut = palimpsest.evaluate(run, overrides={"max_chunks": 1}, out=tmp_path, baselines=False, **sizes)
     assert (cut.summaries[0].documents_cut, cut.table.column("documents cut")) == (2, [2])
     assert json.loads((tmp_path / "summary.json").read_text())["evaluations"][0]["documents_cut"] == 2
-    assert whole.summaries[0].turns_per_document > cut.summaries[0].turns_per_document
+    assert complete.summaries[0].turns_per_document > cut.summaries[0].turns_per_document
 
 
 def test_an_episode_says_how_much_of_its_document_was_read(run: palimpsest.Run) -> None:
@@ -195,13 +195,13 @@ def test_an_agent_trains_on_a_file_of_several_questions(data: Path, tiny_model_f
     ]
     assert sorted(group.problem.id for group in played) == ["d0", "d1", "d2", "d3"]  # each once an epoch
     for group in played:
-        asked = len(group.problem.by_question)
+        count = len(group.problem.by_question)
         for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
-            assert sum(turn.name == "answer" for turn in trajectory.turns) == asked
-            assert len(trajectory.answers) == (asked if asked > 1 else 0)
-            values = [grade.breakdown[f"question_{n}"] for n in range(1, asked + 1)] if asked > 1 else [grade.value]
+            assert sum(turn.name == "answer" for turn in trajectory.turns) == count
+            assert len(trajectory.answers) == (count if count > 1 else 0)
+            values = [grade.breakdown[f"question_{n}"] for n in range(1, count + 1)] if count > 1 else [grade.value]
             assert grade.value is not None
-            assert grade.breakdown["boxed"] == pytest.approx(sum(v or 0 for v in values) / asked)
+            assert grade.breakdown["boxed"] == pytest.approx(sum(v or 0 for v in values) / count)
 
 
 def test_samples_contain_every_question_and_value(data: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_samples_contain_every_question_and_value(data: Path, tiny_model_folder:
     assert unreadable == 0
     by_id = {sample.id: sample for sample in samples}
     assert by_id["d3"].questions == []
-    assert [each["answers"] for each in by_id["d0"].questions] == [["tea"], ["Rome"]]
-    assert by_id["d0"].value == sum(each["value"] for each in by_id["d0"].questions) / 2
-    assert all(isinstance(each["answer"], str) for each in by_id["d0"].questions)
+    assert [item["answers"] for item in by_id["d0"].questions] == [["tea"], ["Rome"]]
+    assert by_id["d0"].value == sum(item["value"] for item in by_id["d0"].questions) / 2
+    assert all(isinstance(item["answer"], str) for item in by_id["d0"].questions)
 
 
 def test_a_policy_of_one_question_is_refused(data: Path, tiny_model_folder: Path, tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_a_policy_of_one_question_is_refused(data: Path, tiny_model_folder: Path
 
 
 def test_an_episode_shows_every_answer(tiny_model_folder: Path) -> None:
-    asked = [Question("What does Ann drink?", ("tea",)), Question("Where does Ann live?", ("Rome",))]
-    problem = Problem.asking("p", asked, "Ann drinks tea. Ann lives in Rome.")
+    questions = [Question("What does Ann drink?", ("tea",)), Question("Where does Ann live?", ("Rome",))]
+    problem = Problem.asking("p", questions, "Ann drinks tea. Ann lives in Rome.")
     options = {"answer_tokens": 8, "memory_tokens": 16, "prompts": "short"}
     episode = palimpsest.play(problem, model=tiny_model_folder, policy="overwrite", overrides=options)
     assert len(episode.answers) == 2

@@ -16,7 +16,7 @@ from support.endpoint_server import Server, endpoint_server
 from support.judge_server import case_of, judge_server, verdict
 
 BUDGETS = {"chunk_size": 1024, "memory_tokens": 256, "answer_tokens": 256}
-"""That the endpoint's window of 4,096 tokens holds."""
+"""They fit the endpoint's window of 4,096 tokens."""
 CHAT = [
     [
         {"role": "user", "content": "I bought a car.", "time_anchor": "March-15-2024"},
@@ -48,15 +48,15 @@ def test_beam_is_the_mean_over_rubric_points(tiny_model_folder: Path, tmp_path: 
     row = {"conversation_id": "1", "chat": CHAT, "probing_questions": repr(PROBING)}
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "100K.jsonl").write_text(json.dumps(row))
-    said = Server(takes="chat", speak=lambda body: "FINAL_ANSWER: a red car")
-    with endpoint_server(said) as server, judge_server(by_point) as judge:
+    model = Server(takes="chat", speak=lambda body: "FINAL_ANSWER: a red car")
+    with endpoint_server(model) as server, judge_server(by_point) as judge:
         judged: Any = {"reward.judge.url": judge.url, "reward.judge.model": "m"}
         evaluation = evaluated(tmp_path / "data", "eval/beam", server, tiny_model_folder, **judged)
     (sample,) = evaluation
-    assert [each["value"] for each in sample.questions] == [1.0, pytest.approx(0.5)]  # (1 + 0 + 0.5) / 3 of the second
+    assert [item["value"] for item in sample.questions] == [1.0, pytest.approx(0.5)]  # (1 + 0 + 0.5) / 3 of the second
     assert sample.value == pytest.approx(0.75)
-    assert [len(case_of(each)["references"]) for each in judge.requests] == [1] * 5
-    assert {each["messages"][0]["content"] for each in judge.requests} == {system_prompt("rubric")}
+    assert [len(case_of(item)["references"]) for item in judge.requests] == [1] * 5
+    assert {item["messages"][0]["content"] for item in judge.requests} == {system_prompt("rubric")}
 
 
 def test_eventqa_reads_the_text_for_every_question(tiny_model_folder: Path, tmp_path: Path) -> None:

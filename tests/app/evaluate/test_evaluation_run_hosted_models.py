@@ -35,19 +35,16 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module.EndpointClient, "pause", 0.001)
 
 
-# ---- Six endpoints -------------------------------------------------------------------------------------------
-
-
-def said(body: Body) -> str:
+def right_answer(body: Body) -> str:
     """The right answer to every question of `DATA`."""
-    asked = body["messages"][-1]["content"]
-    if "Q1" in asked:
+    request_words = body["messages"][-1]["content"]
+    if "Q1" in request_words:
         return 'FINAL_ANSWER: {"Q1": "Rome", "Q2": "Rome"}'
-    return "FINAL_ANSWER: \\boxed{B}" if "(B)" in asked else "FINAL_ANSWER: \\boxed{Rome}"
+    return "FINAL_ANSWER: \\boxed{B}" if "(B)" in request_words else "FINAL_ANSWER: \\boxed{Rome}"
 
 
 def answered(body: Body, message: Body | None = None, ended: str | None = "stop", tokens: int = 4000) -> Raw:
-    message = message or {"content": said(body)}
+    message = message or {"content": right_answer(body)}
     choice = {"message": {"role": "assistant", **message}, "finish_reason": ended}
     return reply(200, {"choices": [choice], "usage": {"prompt_tokens": tokens, "completion_tokens": 9}})
 
@@ -88,13 +85,13 @@ def mistral(body: Body) -> Raw:
         {"type": "extra_forbidden", "loc": ["body", name], "msg": "Extra inputs are not permitted"} for name in unknown
     ]
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "\\boxed{Oslo}"}]}
-    text = [{"type": "text", "text": piece} for piece in (said(body)[:9], said(body)[9:])]
+    text = [{"type": "text", "text": piece} for piece in (right_answer(body)[:9], right_answer(body)[9:])]
     return reply(422, {"message": {"detail": wrong}}) if wrong else answered(body, {"content": [thought, *text]})
 
 
 def ollama(body: Body) -> Raw:
     """It cuts prompts."""
-    return answered(body, {"content": said(body), "reasoning": "hm"}, tokens=5)
+    return answered(body, {"content": right_answer(body), "reasoning": "hm"}, tokens=5)
 
 
 def tgi(body: Body) -> Raw:
@@ -122,8 +119,6 @@ def hosted(personality: str) -> Server:
     server.fault = lambda number: speak(server.asked[number])
     return server
 
-
-# ---- Data of every recipe ------------------------------------------------------------------------------------
 
 TEXT = "Ann went to Rome. " * 40
 TURNS = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": "Nice."}]
@@ -157,7 +152,7 @@ DATA: dict[str, Body] = {
 
 
 def saved(recipe: str, folder: Path) -> Path:
-    """A folder with the recipe's first file that is no parquet."""
+    """A folder with the recipe's first JSON file."""
     folder.mkdir()
     names, _ = next(load_recipe(EVALUATIONS + recipe, needed(recipe)).evaluation.files[0].candidates(folder))
     name = next(name for name in names if not name.endswith(".parquet"))
@@ -233,8 +228,8 @@ def test_replies_of_reasoning_alone_are_counted(
         turns = len(server.asked) - 1
         text = tmp_path / "text.txt"
         text.write_text("Anna is in Rome.")
-        asked = palimpsest("ask", MODEL, str(text), "Where?", "--base-url", server.url)
-    assert NOTES["only_reasoned"].format(count=2, turns=2) in asked.stderr
+        request_words = palimpsest("ask", MODEL, str(text), "Where?", "--base-url", server.url)
+    assert NOTES["only_reasoned"].format(count=2, turns=2) in request_words.stderr
     assert done.returncode == 0, done.stderr
     assert notes_of(out)["only_reasoned"] == {"count": turns, "turns": turns}
     assert "engine.thinking_tokens" in done.stdout
@@ -295,7 +290,7 @@ def test_the_environments_proxy_serves_other_machines(local: bool, monkeypatch: 
     monkeypatch.delenv("NO_PROXY", raising=False)
     with endpoint_server(hosted("claude")) as server, endpoint_server(hosted("claude")) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
-        asked = server if local else proxy
+        request_words = server if local else proxy
         url = server.url if local else "http://models.example/v1"
 
         async def searched() -> None:
@@ -305,7 +300,7 @@ def test_the_environments_proxy_serves_other_machines(local: bool, monkeypatch: 
             await search.close()
 
         asyncio.run(searched())
-        assert [path.rpartition("/")[2] for path in asked.paths] == ["retrieve"]
+        assert [path.rpartition("/")[2] for path in request_words.paths] == ["retrieve"]
         judge = ChatClient(JudgeConfig(url=url, model="m"), {})
         assert asyncio.run(_closing(judge)) == ("FINAL_ANSWER: \\boxed{Rome}", False)
         EndpointEngine(
@@ -314,7 +309,7 @@ def test_the_environments_proxy_serves_other_machines(local: bool, monkeypatch: 
                 {"engine": {"name": "endpoint", "url": url, "max_model_len": 4096}, "cluster": {}},
             )
         )
-        assert len(asked.asked) >= 3
+        assert len(request_words.asked) >= 3
     assert not (proxy if local else server).paths
 
 

@@ -1,4 +1,4 @@
-"""Processes of an evaluation that are killed: nothing hangs, nothing is left, and it goes on."""
+"""Killed processes of evaluations: no process remains, and the evaluation resumes."""
 
 from __future__ import annotations
 

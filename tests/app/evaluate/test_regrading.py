@@ -1,4 +1,4 @@
-"""New metrics over an old log: what is there stays, what would need more than the answer is refused by name."""
+"""New grades of an old log: rewards that need more than the answer are rejected."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def evaluation(path: Path, **identity: Any) -> Path:
 
 
 def by_key(folder: Path) -> dict[SampleKey, Sample]:
-    return {each.key: each for each in read_samples(folder / SAMPLES)[0]}
+    return {item.key: item for item in read_samples(folder / SAMPLES)[0]}
 
 
 def values(folder: Path) -> dict[str, float | None]:
-    return {each.id: each.value for each in read_samples(folder / SAMPLES)[0]}
+    return {item.id: item.value for item in read_samples(folder / SAMPLES)[0]}
 
 
 @pytest.mark.parametrize("identity", [True, False])
@@ -61,7 +61,7 @@ def test_an_old_log_gets_new_values_and_is_unchanged(identity: bool, tmp_path: P
     assert 0 < f1 < 1
     (summary,) = done.summaries
     assert (summary.problems, summary.graded, summary.ungraded) == (5, 3, 2)
-    assert [(each.id, each.value) for each in done] == list(values(out).items())
+    assert [(item.id, item.value) for item in done] == list(values(out).items())
     before = contents(out)
     regraded(folder, "reward.name=f1")
     assert contents(out) == before
@@ -74,8 +74,8 @@ def test_the_same_reward_gives_the_same_grades_as_the_evaluation_gave(tiny_model
     done = regraded(tmp_path / "e")
     assert (len(done.samples), len(done.baseline_samples)) == (len(played.samples), len(played.baseline_samples))
     assert by_key(tmp_path / "e" / "regraded" / "boxed") == by_key(tmp_path / "e")
-    assert {name: each.accuracy for name, each in done.rows.items()} == {
-        name: each.accuracy for name, each in played.rows.items()
+    assert {name: item.accuracy for name, item in done.rows.items()} == {
+        name: item.accuracy for name, item in played.rows.items()
     }
 
 
@@ -83,8 +83,8 @@ def test_rows_have_the_order_of_the_evaluations(tiny_model_folder: Path, tmp_pat
     options: Any = {"policy": "sliding_window,full_context", "chunks": [2, 1], "limit": 1, "baselines": False}
     played = palimpsest.evaluate(tiny_model_folder, out=tmp_path / "e", quiet=True, **options)
     done = regraded(tmp_path / "e")
-    assert [each.cell for each in done.summaries] == [each.cell for each in played.summaries]
-    rows = [(each.cell.player, each.cell.size) for each in done.summaries]
+    assert [item.cell for item in done.summaries] == [item.cell for item in played.summaries]
+    rows = [(item.cell.player, item.cell.size) for item in done.summaries]
     assert rows == [(player, size) for player in ("sliding_window", "full_context") for size in (1, 2)]
     assert (list(done.rows), done.policies) == (list(played.rows), played.policies)
 
@@ -104,14 +104,14 @@ def test_a_regrading_is_an_evaluation_that_compare_takes(tmp_path: Path) -> None
 
 
 def test_several_questions_on_one_reading_are_graded_one_by_one(tmp_path: Path) -> None:
-    asked = [
+    questions = [
         {"question": "Who?", "answers": ["Anna"], "answer": "\\boxed{Anna Berg}", "value": 0.0},
         {"question": "Where?", "answers": ["Rome"], "answer": "\\boxed{Rome}", "value": 1.0},
     ]
-    row = sample("p0", 0.5, question="1. Who?\n2. Where?", answers=("Anna", "Rome"), questions=asked)
+    row = sample("p0", 0.5, question="1. Who?\n2. Where?", answers=("Anna", "Rome"), questions=questions)
     done = regraded(write_evaluation(tmp_path / "e", [row]), "reward.name=sub_em")
     (graded,) = done.samples
-    assert (graded.value, [each["value"] for each in graded.questions]) == (1.0, [1.0, 1.0])
+    assert (graded.value, [item["value"] for item in graded.questions]) == (1.0, [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_judge_is_called_once_and_a_dead_one_grades_nothing(tmp_path: Path) ->
         for _ in range(2):
             done = regraded(folder, *judged, f"reward.judge.url={server.url}")
         assert len(server.requests) == 2
-    assert {each.id: each.value for each in done} == {"p0": 1.0, "p1": 0.0}
+    assert {item.id: item.value for item in done} == {"p0": 1.0, "p1": 0.0}
     assert done.out == folder / "regraded" / "final_answer-judge"
     gone = [*judged, "reward.judge.url=http://127.0.0.1:9/v1"]
     regraded(folder, *gone, out=tmp_path / "gone")
@@ -226,7 +226,7 @@ def test_the_judge_of_an_evaluation_needs_its_address_again(tmp_path: Path) -> N
 
 
 def test_sets_are_sorted_by_length_before_baselines(tmp_path: Path) -> None:
-    """Whatever the order in which their episodes ended."""
+    """The order in which episodes ended has no effect."""
     rows = []
     for length in (400, 50, 6400, 100):
         part: dict[str, Any] = {"set": f"eval_{length}", "size": None, "unit": None, "length": length}
@@ -234,7 +234,7 @@ def test_sets_are_sorted_by_length_before_baselines(tmp_path: Path) -> None:
         rows.append(sample("p", 1.0, **part))
     done = regraded(write_evaluation(tmp_path / "e", rows), "reward.name=boxed")
     sets = [f"eval_{length}" for length in (50, 100, 400, 6400)]
-    assert [each.cell.set for each in done.summaries] == [each.cell.set for each in done.baselines] == sets
-    assert {each.cell.player for each in done.summaries} == {"agent"}
-    assert {each.cell.player for each in done.baselines} == {"closed book"}
+    assert [item.cell.set for item in done.summaries] == [item.cell.set for item in done.baselines] == sets
+    assert {item.cell.player for item in done.summaries} == {"agent"}
+    assert {item.cell.player for item in done.baselines} == {"closed book"}
     assert [row[""] for row in done.table] == sets + [f"closed book, {name}" for name in sets]

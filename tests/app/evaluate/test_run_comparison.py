@@ -91,8 +91,8 @@ def test_what_is_not_graded_is_counted_on_its_side_and_never_paired(tmp_path: Pa
     assert (comparison.pairings["b"].problems, comparison.pairings["b"].ungraded) == (1, 2)
     counts = [note.values for note in comparison.notes if note.code == "side_counts"]
     assert {"side": "a", "counts": "1 ungraded", "episodes": 3} in counts
-    told = {side["name"]: side for side in comparison.to_json()["sides"]}
-    assert (told["a"]["graded"], told["a"]["ungraded"], told["a"]["without_gold"]) == (2, 1, 0)
+    result = {side["name"]: side for side in comparison.to_json()["sides"]}
+    assert (result["a"]["graded"], result["a"]["ungraded"], result["a"]["without_gold"]) == (2, 1, 0)
 
 
 def test_questions_without_a_gold_are_counted_apart(tmp_path: Path) -> None:
@@ -145,7 +145,9 @@ def test_two_policies_are_compared_on_the_same_cells_and_several_of_one_side_by_
         ("synthetic", 2, "chunks", "agent")
     ]
     assert comparison.pairings["recall"].difference == paired(BEFORE, AFTER)
-    both = [sample(f"p{at}", value, player=player) for player, own in PLAYED.items() for at, value in enumerate(own)]
+    both = [
+        sample(f"p{at}", value, player=player) for player, added in PLAYED.items() for at, value in enumerate(added)
+    ]
     swept = [write_evaluation(tmp_path / name, both) for name in ("one", "two")]
     apart = palimpsest.compare(*swept)
     assert [cell.player for cell in apart.cells] == ["overwrite", "recall"]
@@ -159,17 +161,17 @@ def test_only_the_last_request_counts(
     out = tmp_path / "e"
 
     def evaluated(chunks: list[int], limit: int, samples: int) -> palimpsest.Evaluation:
-        given = {**BUDGETS, "eval_sampling.temperature": 0.7}
-        asked: dict[str, Any] = {"chunks": chunks, "limit": limit, "samples": samples}
-        return palimpsest.evaluate(tiny_model_folder, overrides=given, baselines=False, out=out, **asked)
+        options = {**BUDGETS, "eval_sampling.temperature": 0.7}
+        words: dict[str, Any] = {"chunks": chunks, "limit": limit, "samples": samples}
+        return palimpsest.evaluate(tiny_model_folder, overrides=options, baselines=False, out=out, **words)
 
     evaluated([1, 2], 3, 2)
     capsys.readouterr()
     narrower = evaluated([1], 2, 1)
-    told = str(Note("episodes_not_requested", count=10))
-    assert told in capsys.readouterr().err
+    result = str(Note("episodes_not_requested", count=10))
+    assert result in capsys.readouterr().err
     regraded = palimpsest.evaluate(regrade=out)
-    assert told in capsys.readouterr().err
+    assert result in capsys.readouterr().err
     assert regraded.out == out / "regraded" / "boxed"
     (row,), (again,) = (
         json.loads((folder / "summary.json").read_text())["evaluations"] for folder in (out, regraded.out)
@@ -206,15 +208,15 @@ def test_only_differences_of_configurations_are_listed(tmp_path: Path) -> None:
     assert comparison.bands == ()
 
 
-@pytest.mark.parametrize(("source", "told"), [("synthetic", {"data.synthetic.hops": (1, 2)}), (["a.json"], {})])
-def test_unused_settings_are_not_listed(source: Any, told: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("source", "result"), [("synthetic", {"data.synthetic.hops": (1, 2)}), (["a.json"], {})])
+def test_unused_settings_are_not_listed(source: Any, result: Any, tmp_path: Path) -> None:
     """How a recipe draws synthetic documents where files are read, and what training puts on top of a grade."""
     sides = []
     for hops, penalty in ((1, 2.0), (2, 0.5)):
         data = {"train_files": source, "val_files": None, "synthetic": {"hops": hops}}
         identity = {"data": data, "reward": {"name": "sub_em", "unsupported_penalty": penalty, "layers": [penalty]}}
         sides.append(folder(tmp_path / str(hops), BEFORE, identity))
-    assert palimpsest.compare(*sides).differs == told
+    assert palimpsest.compare(*sides).differs == result
 
 
 def test_a_run_next_to_an_evaluation_of_no_run_differs_by_that_in_one_line(tmp_path: Path) -> None:
@@ -252,8 +254,8 @@ def test_a_quickstarts_shards_are_one_side(tmp_path: Path) -> None:
     for side in ("a", "b"):
         run = tmp_path / side
         for shard in (1, 2):
-            place = run / "evaluations" / "after" / f"shard-{shard}-of-2"
-            write_evaluation(place, [sample(f"p{shard}", 1.0)])
+            location = run / "evaluations" / "after" / f"shard-{shard}-of-2"
+            write_evaluation(location, [sample(f"p{shard}", 1.0)])
         write_evaluation(run / "evaluations" / "after" / "shard-1-of-2.old-1", [sample("p7", 1.0)])
         (run / "config.yaml").write_text(dump_config(RunConfig(seed=3)), "utf-8")
     comparison = palimpsest.compare(tmp_path / "a", tmp_path / "b")
@@ -274,15 +276,6 @@ def test_folders_that_cannot_be_compared_are_refused_in_words(make: Any, message
     folder(tmp_path / "a", BEFORE)
     with pytest.raises((ConfigError, RunError), match=message):
         palimpsest.compare(*make(tmp_path))
-
-
-def test_the_table_names_its_sets_however_long_the_names_of_its_sides_are(tmp_path: Path, palimpsest: Run) -> None:
-    folders = [str(folder(tmp_path / name / ("long-name-" * 5), BEFORE, **FILE)) for name in "ab"]
-    done = palimpsest("compare", *folders)
-    assert len([line for line in done.stdout.splitlines() if line.startswith("a set")]) == 2
-
-
-# ---- what is written and printed --------------------------------------------------------------------------------
 
 
 def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
@@ -355,5 +348,5 @@ def test_the_command_prints_differences_flips_and_what_is_configured_otherwise(t
     assert "seed" in palimpsest("compare", str(a), str(b), "--diff").stdout
     assert "b: 7 changed, 1 shown" in done.stdout
     assert "\n  - Rome\n  + Oslo\n" in done.stdout  # without their boxes
-    told = json.loads(palimpsest("compare", str(a), str(b), "--json").stdout)
-    assert told["pairs"][0]["difference"]["better"] == 6
+    result = json.loads(palimpsest("compare", str(a), str(b), "--json").stdout)
+    assert result["pairs"][0]["difference"]["better"] == 6

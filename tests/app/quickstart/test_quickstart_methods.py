@@ -1,4 +1,4 @@
-"""What a quickstart compares and says, method by method, and the recipes behind it."""
+"""Plans, recipes and results of the quickstarts."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def grid(method: str, *overrides: str, seed: int = 0) -> Grid:
 
 @pytest.mark.parametrize("name", sorted(quickstarts()))
 def test_every_player_of_a_method_has_a_label(name: str) -> None:
-    asked = grid(name, seed=3)
-    assert asked.config.seed == 3
-    assert list(asked.config.evaluation.labels) == list(asked.players)
-    assert asked.config.evaluation.note
+    plan = grid(name, seed=3)
+    assert plan.config.seed == 3
+    assert list(plan.config.evaluation.labels) == list(plan.players)
+    assert plan.config.evaluation.note
 
 
 @pytest.mark.parametrize(
@@ -82,30 +82,33 @@ def test_names_of_policies_are_unique_and_valid_folders(method: str, setting: st
 
 
 def test_the_axis_of_questions_gives_problems_of_every_number() -> None:
-    asked = grid("memact", "evaluation.problems=3")
-    assert asked.points == (2, 4, 6, 8)
-    for point in asked.points:
-        assert [len(one.metadata["objectives"]) for one in asked.problems(point)] == [point] * 3
-    assert (asked.planned, asked.telling, asked.axis.heading(asked.size(4), 6)) == (8, 8, "4 questions")
+    plan = grid("memact", "evaluation.problems=3")
+    assert plan.points == (2, 4, 6, 8)
+    for point in plan.points:
+        assert [len(one.metadata["objectives"]) for one in plan.problems(point)] == [point] * 3
+    assert (plan.planned, plan.telling, plan.axis.heading(plan.size(4), 6)) == (8, 8, "4 questions")
 
 
 def test_other_policies_that_read_have_fewer_problems_beyond_the_smallest_size() -> None:
-    asked = grid("memagent", "evaluation.problems=6", "evaluation.sizes=[1, 4]", "evaluation.baseline_problems=3")
-    counts = {(entry.cell.player, entry.cell.size): len(entry.problems) for entry in asked.entries(list(asked.players))}
+    plan = grid("memagent", "evaluation.problems=6", "evaluation.sizes=[1, 4]", "evaluation.baseline_problems=3")
+    counts = {(entry.cell.player, entry.cell.size): len(entry.problems) for entry in plan.entries(list(plan.players))}
     reading = {"agent_before": 3, "agent_ungrounded": 3}
     assert counts == {
-        (name, size): 6 if size == 4 else reading.get(name, 6) for name in asked.players for size in (4, 16)
+        (name, size): 6 if size == 4 else reading.get(name, 6) for name in plan.players for size in (4, 16)
     }
-    first, before = asked.entries(["agent", "agent_before"])[-2:]
+    first, before = plan.entries(["agent", "agent_before"])[-2:]
     assert before.problems == first.problems[:3]
-    assert asked.turns(["agent_before"]) == 6 * (4 + 1) + 3 * (16 + 1)
+    assert plan.turns(["agent_before"]) == 6 * (4 + 1) + 3 * (16 + 1)
 
 
 def test_shards_deal_every_nth_problem() -> None:
-    asked = grid("memact", "evaluation.problems=5", "evaluation.sizes=[2]")
-    whole = [problem.id for problem in asked.problems(2)]
-    assert [[p.id for p in asked.entries(["prune"], at, 2)[0].problems] for at in (0, 1)] == [whole[0::2], whole[1::2]]
-    assert [asked.turns(["prune"], at, 2) for at in (0, 1)] == [9, 6]
+    plan = grid("memact", "evaluation.problems=5", "evaluation.sizes=[2]")
+    complete = [problem.id for problem in plan.problems(2)]
+    assert [[p.id for p in plan.entries(["prune"], at, 2)[0].problems] for at in (0, 1)] == [
+        complete[0::2],
+        complete[1::2],
+    ]
+    assert [plan.turns(["prune"], at, 2) for at in (0, 1)] == [9, 6]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +121,8 @@ def test_shards_deal_every_nth_problem() -> None:
 def test_cells_have_problem_sizes_and_one_agent(
     method: str, point: int, agent: str, part: tuple[str, int, str]
 ) -> None:
-    asked = grid(method)
-    cells = [asked.cell(name, point) for name in asked.players]
+    plan = grid(method)
+    cells = [plan.cell(name, point) for name in plan.players]
     assert [(cell.set, cell.size, cell.unit) for cell in cells] == [part] * len(cells)
     assert [cell.player for cell in cells if not cell.baseline] == [agent]
     assert len(set(cells)) == len(cells) > 3
@@ -127,7 +130,7 @@ def test_cells_have_problem_sizes_and_one_agent(
 
 def test_the_baselines_have_the_agents_tools_and_limits() -> None:
     config = load_recipe("memact-quickstart")
-    own = {
+    added = {
         "no_prune": {"prune"},
         "full_history": {"prune", "context_tokens"},
         "sliding_window": {"window_tokens"},
@@ -135,7 +138,7 @@ def test_the_baselines_have_the_agents_tools_and_limits() -> None:
     }
     for name, policy in config.evaluation.baselines.items():
         changed = {key for key, value in policy.options.items() if config.policy.options.get(key) != value}
-        assert changed == own[name]
+        assert changed == added[name]
         assert set(config.policy.options) <= set(policy.options)
 
 
@@ -151,12 +154,12 @@ def test_an_override_of_an_alias_changes_one_value() -> None:
 
 @pytest.mark.parametrize("name", ["prune", "tool_window", "summary"])
 def test_policies_with_tools_have_budgets_for_a_small_window_and_keep_the_contract_in_them(name: str) -> None:
-    asked = grid("memact", "evaluation.problems=2")
-    config, problems = asked.config, asked.problems(8)
+    plan = grid("memact", "evaluation.problems=2")
+    config, problems = plan.config, plan.problems(8)
     chosen = fitted(PolicyConfig(name=name), problems=problems, codec=base_codec(), max_context=1024)
     assert chosen.options["context_tokens"] == config.policy.options["context_tokens"]
-    given = PolicyConfig(name=name, options={"context_tokens": 900})
-    assert fitted(given, problems=problems, codec=base_codec(), max_context=1024).options["context_tokens"] == 900
+    inputs = PolicyConfig(name=name, options={"context_tokens": 900})
+    assert fitted(inputs, problems=problems, codec=base_codec(), max_context=1024).options["context_tokens"] == 900
     published = fitted(PolicyConfig(name=name), problems=problems, codec=base_codec(), max_context=32_768)
     assert published.options == {}
     policy: Any = build_policy(chosen)
@@ -175,10 +178,10 @@ def row(value: float, **measures: float) -> EvalSummary:
 
 
 def results(method: str, two: EvalSummary, last: int, further: EvalSummary) -> Results:
-    asked = grid(method, f"evaluation.sizes=[2, {last}]")
-    cells = {name: {2: two, last: further} for name in asked.players}
+    plan = grid(method, f"evaluation.sizes=[2, {last}]")
+    cells = {name: {2: two, last: further} for name in plan.players}
     return Results(
-        grid=asked, trained=6, wall_s=60.0, cells=cells,
+        grid=plan, trained=6, wall_s=60.0, cells=cells,
         rewards=[0.5], sizes=[2],
     )  # fmt: skip
 
@@ -204,15 +207,15 @@ def test_figures_of_reading_are_before_and_after() -> None:
 
 
 def test_a_report_of_search_problems_speaks_of_questions(tmp_path: Path) -> None:
-    found = results("memact", row(1.0), 8, row(0.0))
-    write_report(tmp_path, found)
+    matches = results("memact", row(1.0), 8, row(0.0))
+    write_report(tmp_path, matches)
     html = (tmp_path / "report.html").read_text("utf-8")
     assert "memact: an agent trained on up to 6 questions per problem, tested on up to 8 questions" in html
     accuracy = report_tables(html)[0]
     assert (accuracy[0][-1], accuracy[1][0]) == ("8 questions", "prunes, after RL")
     for word in ("chunk", "document", "fidelity"):
         assert word not in html.partition("<body>")[2].partition("<summary>Configuration")[0]
-    assert lead(found) == (
+    assert lead(matches) == (
         "With 2 questions per problem, the agent's accuracy went from 100.0% before reinforcement learning to 100.0% "
         "after it. With 8 questions it is 0.0%; in comparison: 0.0% (keeps everything), 0.0% (keeps everything, with "
         "room for it), 0.0% (keeps the latest), 0.0% (sums up when full). Training ended before its problems reached "

@@ -55,7 +55,7 @@ def pid_in(file: Path) -> int:
 
 
 def ends(pid: int) -> bool:
-    """Whether the process is gone, or only its entry is left, within the time."""
+    """Wait until the process ended; a zombie counts as ended."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         try:

@@ -1,4 +1,4 @@
-"""`cluster.max_restarts`: a training whose processes were lost goes on from its newest checkpoint by itself."""
+"""`cluster.max_restarts`: a training that lost processes restarts from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ def lost(number: int = 1) -> ProcessesLost:
 def test_lost_processes_are_restarted(at: str, lossy: Callable[..., Run]) -> None:
     run = lossy([(3, lost(1)), (3, lost(2))], restarts=2, at=at)
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
-    told = [
+    result = [
         event["message"] for event in read_rows(run.folder / "events.jsonl") if "restart" in event.get("message", "")
     ]
-    assert told == [
+    assert result == [
         Note("restart", error=f"process {number} was lost", number=number, most=2, wait_s=0.0) for number in (1, 2)
     ]
 
@@ -162,8 +162,8 @@ def test_warnings_are_events(tiny_model_folder: Path, tmp_path: Path, monkeypatc
     with pytest.warns(UserWarning, match="a server left at 1"):
         train("memagent-quickstart", small_run(tiny_model_folder, max_steps=2), out=tmp_path / "run", quiet=True)
     events = read_rows(tmp_path / "run/events.jsonl")
-    told = [event["message"] for event in events if "a server" in event.get("message", "")]
-    assert told == [f"a server left at {number}" for number in range(3)]
+    result = [event["message"] for event in events if "a server" in event.get("message", "")]
+    assert result == [f"a server left at {number}" for number in range(3)]
 
 
 def test_ranks_reject_a_checkpoint_of_one_process(tiny_model_folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a training says at its end: what was gained and whether that is more than noise, episodes, what to do next."""
+"""The end of a training: gain and its noise, episodes, next steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("result", "words"),
     [
         (
             rows(*[0.2, 0.3] * 10, *[0.8, 0.7] * 10),
@@ -68,10 +68,10 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
         ([{"step": 20, "eval/accuracy": 0.5}, {"step": 40, "eval/accuracy": 0.55}], ["no change beyond noise"]),
     ],
 )
-def test_a_gain_has_its_noise(told: list[dict[str, Any]], words: list[str]) -> None:
-    sentence = gained(told, RunConfig())
-    for each in words:
-        assert each in sentence
+def test_a_gain_has_its_noise(result: list[dict[str, Any]], words: list[str]) -> None:
+    sentence = gained(result, RunConfig())
+    for item in words:
+        assert item in sentence
 
 
 @pytest.mark.parametrize("value", [None, "x", [1], True])
@@ -79,13 +79,13 @@ def test_a_metric_that_is_no_number_is_left_out_of_the_report(tmp_path: Path, va
     numbers = {"curriculum/chunks": 2, "tool/prunes": 1.0, "eval/accuracy": 0.5, "eval/ungraded": 0}
     strange = dict.fromkeys(numbers, value)
     open_run(tmp_path, small_config(), on_warning=print).close()
-    told = [
+    result = [
         *rows(0.25, **numbers),
         {"step": 2, "reward/mean": value, **numbers},
         {"step": 3, "reward/mean": 0.5, **strange},
         {"step": 4, "reward/mean": 0.5, **numbers, "eval/ungraded": value},
     ]
-    for row in told:
+    for row in result:
         append_row(tmp_path / "metrics.jsonl", row)
     results = report_training(tmp_path, load_config(tmp_path))
     assert [row["step"] for row in results.rows] == [1, 3, 4]
@@ -142,7 +142,7 @@ def test_the_next_steps_are_commands_that_there_are() -> None:
 
 def test_a_closing_episode_has_its_answer_without_the_box(tmp_path: Path, tiny_model_folder: Path) -> None:
     played = group("p")
-    trajectories = tuple(replace(each, answer=r"So \boxed{\text{Rome}}.") for each in played.trajectories)
+    trajectories = tuple(replace(item, answer=r"So \boxed{\text{Rome}}.") for item in played.trajectories)
     records = {1: [replace(played, trajectories=trajectories)]}
     run_folder(tmp_path / "run", records=records, config=f"model:\n  path: {tiny_model_folder}\n")
     episodes = training_results(tmp_path / "run", load_config(tmp_path / "run")).episodes
