@@ -23,7 +23,6 @@ import pytest
 import palimpsest
 from palimpsest.app.config_resolution import Agent, evaluation_config
 from palimpsest.app.python_calls import blocking, finish, rare_collections
-from palimpsest.progress.reporter import Silent
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.display_text import Table
 from support.small_run import small_run
@@ -337,18 +336,18 @@ def test_a_wrong_argument_is_named_in_one_line(
 def test_loops_and_threads_train_the_same_bytes(run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = small_run(tiny_model_folder)
 
+    def train(name: str) -> palimpsest.Run:
+        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / name, quiet=True)
+
     async def inside() -> palimpsest.Run:
-        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / "inside", quiet=True)
+        return train("inside")
 
     async def awaited() -> palimpsest.Run:
         return await palimpsest.train_async("memagent-quickstart", settings, out=tmp_path / "awaited", quiet=True)
 
-    def threaded() -> None:
-        palimpsest.train("memagent-quickstart", settings, out=tmp_path / "threaded", quiet=True)
-
     asyncio.run(inside())
     asyncio.run(awaited())
-    thread = threading.Thread(target=threaded)
+    thread = threading.Thread(target=train, args=("threaded",))
     thread.start()
     thread.join()
     for name in ("inside", "awaited", "threaded"):
@@ -365,35 +364,16 @@ def test_quiet_shows_no_steps(tmp_path: Path, tiny_model_folder: Path, capfd: py
     assert "steps 2/2  elapsed" in capfd.readouterr().err
 
 
-class StopsAtStep(Silent):
-    """Does something when a step is done."""
-
-    def __init__(self, step: int, does: Callable[[], None]) -> None:
-        self.at, self.does = step, does
-
-    def steps(self, total: int) -> Any:
-        watcher = Silent().steps(total)
-        outer = self
-
-        class Watching(type(watcher)):  # type: ignore[misc]
-            def step(self, step: int, metrics: Any, timings: Any) -> None:
-                if step == outer.at:
-                    outer.does()
-
-        return Watching()
-
-
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("where", ["plain", "running loop"])
 def test_an_interrupted_run_resumes(where: str, run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path) -> None:
-    settings = small_run(tiny_model_folder) | {"logging.report_to": ["console", "jsonl"]}
+    arguments: Any = ("memagent-quickstart", small_run(tiny_model_folder))
 
     def begin() -> palimpsest.Run:
-        stopping = StopsAtStep(1, interrupt)
-        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", progress=stopping)
+        return palimpsest.train(*arguments, out=tmp_path / "run", quiet=True, callbacks=lambda *_: interrupt())
 
     async def inside() -> palimpsest.Run:
         return begin()
@@ -401,7 +381,7 @@ def test_an_interrupted_run_resumes(where: str, run: palimpsest.Run, tmp_path: P
     stopped = begin() if where == "plain" else asyncio.run(inside())
     assert (stopped.steps, stopped.finished) == (1, False)
     assert "1 of 2 steps, unfinished" in repr(stopped)
-    resumed = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", resume=True, quiet=True)
+    resumed = palimpsest.train(*arguments, out=tmp_path / "run", resume=True, quiet=True)
     assert resumed.finished
     for file in ("metrics.jsonl", "checkpoints/step-000002/model.safetensors"):
         assert (resumed.folder / file).read_bytes() == (run.folder / file).read_bytes()

@@ -70,14 +70,12 @@ def test_an_invalid_name_is_refused(
     assert (tmp_path / "mine.py").is_symlink()
 
 
-def test_the_command_says_what_to_do_next(palimpsest: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_the_next_commands(palimpsest: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = palimpsest("new", "policy", "my_policy").stdout.splitlines()
+    lines = [line.strip() for line in palimpsest("new", "policy", "my_policy").stdout.splitlines()]
     assert lines[:3] == ["my_policy.py", "my_policy.yaml", "test_my_policy.py"]
-    assert lines[-1].strip() == "palimpsest train my_policy.yaml --out runs/my_policy"
-    assert "  palimpsest check my_policy:MyPolicy" in lines
+    assert {"palimpsest check my_policy:MyPolicy", "palimpsest train my_policy.yaml --out runs/my_policy"} <= {*lines}
     assert "my_policy:MyPolicy" in palimpsest("check", "my_policy").stderr
-    assert "  palimpsest check my_tool:MyTool" in palimpsest("new", "tool", "my_tool").stdout.splitlines()
 
 
 def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

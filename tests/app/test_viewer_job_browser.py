@@ -35,27 +35,6 @@ def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Pat
     shown.close()
 
 
-def test_an_episode_is_shown_by_turn_and_searchable(browser: Any, tmp_path: Path) -> None:
-    record = Path(__file__).parents[1] / "viewer" / "data" / "group.jsonl.zst"
-    file = export([record], tmp_path / "out.html", only="0/0,0/1", tokenizer="embedded")[0].path
-    shown = Watched(browser, file.as_uri())
-    shown.page.goto(f"{file.as_uri()}#/e/0/0/t/0")
-    page = shown.read()
-    page.keyboard.press("j")
-    page.wait_for_function("document.querySelector('#main .memory h2').textContent === 'Memory after turn 2'")
-    page.locator("input[type=search]").fill("LENA  speaks")
-    page.locator("input[type=search]").press("Enter")
-    page.wait_for_function("document.querySelector('#main .memory h2').textContent === 'Memory after turn 4'")
-    assert page.locator(".hits").inner_text() == "in 1 of 4 memories"
-    page.goto(f"{file.as_uri()}#/g/0")
-    shown.read()
-    assert page.locator("[role=alert]").count() == 0
-    assert "Lena speaks German." in page.locator("#main").inner_text()
-    assert {url.partition("#")[0] for url in shown.requests} == {file.as_uri()}
-    assert shown.errors == []
-    shown.close()
-
-
 def test_it_opens_at_the_episode_that_was_named_and_marks_what_was_left_out(browser: Any, tmp_path: Path) -> None:
     run = run_folder(
         tmp_path / "run", [{"step": 2, "reward/mean": 0.5}], records={1: [group("tea", (0.0, 1.0)), group("cake")]}
@@ -86,14 +65,3 @@ def test_it_opens_at_the_episode_that_was_named_and_marks_what_was_left_out(brow
     assert page.get_by_text("tick two to six").is_hidden()
     assert shown.errors == []
     shown.close()
-
-
-def test_a_file_of_one_run_opens_that_run(browser: Any, tmp_path: Path) -> None:
-    run_folder(tmp_path / "run", [{"step": 1, "reward/mean": 0.5}], records={1: [group("tea")]})
-    record = tmp_path / "run" / "trajectories" / "step-000001.jsonl.zst"
-    for path, title in ((tmp_path / "run", "run"), (record, "Episodes")):
-        (written,) = export([path], tmp_path / f"{title}.html")
-        page = browser.new_page()
-        page.goto(written.path.as_uri())
-        page.wait_for_selector(f"h1:text-is('{title}')")
-        page.close()

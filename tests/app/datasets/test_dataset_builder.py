@@ -23,6 +23,10 @@ from support.endpoint_server import Server, endpoint_server
 from support.evaluations import sample, write_evaluation
 
 
+def answer_of(number: int) -> str:
+    return "yes" if number % 10 == 0 else f"answer {number}"
+
+
 def questions(path: Path, count: int = 60, *, name: str = "q", shared: int = 0) -> Path:
     """HotpotQA rows; `shared` consecutive questions have one gold paragraph in common."""
     rows = []
@@ -32,7 +36,7 @@ def questions(path: Path, count: int = 60, *, name: str = "q", shared: int = 0) 
             {
                 "_id": f"{name}{i}",
                 "question": f"Who is {name} {i}?",
-                "answer": "yes" if i % 10 == 0 else f"answer {i}",
+                "answer": answer_of(i),
                 "type": "comparison" if i % 4 == 0 else "bridge",
                 "level": "hard",
                 "supporting_facts": [[f"{name}{i} 3", 0], [common, 0]],
@@ -363,23 +367,8 @@ def test_the_commands_filter_a_file(palimpsest: Run, tiny_model_folder: Path, tm
     assert "eval_2.jsonl: 3 problems" in done.stdout
 
 
-def hotpot(path: Path, count: int = 12) -> Path:
-    rows = [
-        {
-            "_id": f"q{i}",
-            "question": f"Who is {i}?",
-            "answer": f"name {i}",
-            "supporting_facts": [[f"T{i} 3", 0], [f"T{i} 0", 0]],
-            "context": [[f"T{i} {j}", [f"Text {j} of {i}."]] for j in range(6)],
-        }
-        for i in range(count)
-    ]
-    path.write_text(json.dumps(rows))
-    return path
-
-
 def test_problems_to_search_for_repeat_no_question(tmp_path: Path) -> None:
-    source = hotpot(tmp_path / "a.json")
+    source = questions(tmp_path / "a.json", 12)
     made = make_objectives([source, source], (1, 2, 5), out=tmp_path / "set", seed=1)
     assert made.problems == {"objectives_1.jsonl": 12, "objectives_2.jsonl": 6, "objectives_5.jsonl": 2}
     for size in (2, 5):
@@ -391,12 +380,12 @@ def test_problems_to_search_for_repeat_no_question(tmp_path: Path) -> None:
             golds = json.loads(problem.answers[0])
             for row in problem.metadata["objectives"]:
                 number = re.findall(r"\d+", row["question"])[0]
-                assert golds[row["name"]] == f"name {number}"
-                assert f"{row['name']}: Who is {number}?" in problem.question
+                assert golds[row["name"]] == answer_of(int(number))
+                assert f"{row['name']}: Who is q {number}?" in problem.question
 
 
 def test_one_document_contains_the_gold_of_every_question(tmp_path: Path, palimpsest: Any) -> None:
-    source = hotpot(tmp_path / "a.json")
+    source = questions(tmp_path / "a.json", 12)
     command = ["data", "combine", str(source), "--objectives", "3", "--documents", "30", "--problems", "4"]
     done = palimpsest(*command, "--out", str(tmp_path / "set"))
     assert done.returncode == 0, done.stderr
@@ -408,13 +397,13 @@ def test_one_document_contains_the_gold_of_every_question(tmp_path: Path, palimp
         assert len(problem.questions) == 3
         for question in problem.questions:
             number = re.findall(r"\d+", question.text)[0]
-            assert question.answers == (f"name {number}",)
-            assert {f"T{number} 3\nText 3 of {number}.", f"T{number} 0\nText 0 of {number}."} <= set(texts)
+            assert question.answers == (answer_of(int(number)),)
+            assert {f"q{number} 3\nText 3 of q {number}.", f"q{number} 1\nCommon."} <= set(texts)
         assert len(problem.metadata["evidence"]) == 6
 
 
 def test_too_few_questions_are_refused(tmp_path: Path) -> None:
-    source = hotpot(tmp_path / "a.json")
+    source = questions(tmp_path / "a.json", 12)
     with pytest.raises(DataError, match=r"12 questions make 4 problems of 3, not 5"):
         make_objectives([source], (3,), out=tmp_path / "set", count=5)
     with pytest.raises(DataError, match="12 questions make 0 problems of 13, not 1"):

@@ -61,6 +61,11 @@ def test_training_refuses_a_question_without_a_gold_by_name(tmp_path: Path, tiny
     assert not (tmp_path / "run").exists()
 
 
+def test_rows_with_other_keys_are_refused_with_the_key_to_rename() -> None:
+    with pytest.raises(DataError, match="rename Quastion to question"):
+        library.evaluate(data=[{"Quastion": "Who?", "completion": "Ann", "document": "Ann ran."}], quiet=True)
+
+
 def test_unknown_words_of_the_bundled_model_are_noted(palimpsest: Run, tmp_path: Path) -> None:
     def note(context: str) -> bool:
         row = {"question": "What does Omar buy?", "answers": ["a house"], "context": context}
@@ -146,6 +151,7 @@ def test_force_moves_an_evaluation_aside_and_deletes_nothing(tmp_path: Path, tin
     out = tmp_path / "out"
     evaluated(tiny_model_folder, out)
     (out / "notes.txt").write_text("mine")
+    assert len(evaluated(tiny_model_folder, out)) == 1
     before = contents(out)
     evaluated(tiny_model_folder, out, seed=1, force=True)
     assert contents(tmp_path / "out.old-1") == before

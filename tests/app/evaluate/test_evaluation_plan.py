@@ -200,9 +200,18 @@ def test_hidden_gpus_do_not_count(machine: Callable[[int], None], monkeypatch: p
         layout_on(3, None)
 
 
-@pytest.mark.parametrize("elsewhere", [["--base-url", "http://127.0.0.1:1/v1"], ["--regrade", "evals/first"]])
-def test_gpus_are_refused_where_none_is_used(elsewhere: list[str], refused: Callable[..., str]) -> None:
-    assert "--gpus 2" in refused("eval", "--gpus", "2", *elsewhere)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("eval", "--base-url", "http://127.0.0.1:1/v1"), "--gpus 2"),
+        (("eval", "--regrade", "evals/first"), "--gpus 2"),
+        (("sft", "--resume", "run"), "omit --gpus"),
+    ],
+)
+def test_gpus_are_refused_where_they_have_no_effect(
+    words: tuple[str, ...], message: str, refused: Callable[..., str]
+) -> None:
+    assert message in refused(*words, "--gpus", "2")
 
 
 @pytest.mark.slow

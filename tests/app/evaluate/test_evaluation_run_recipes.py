@@ -63,6 +63,12 @@ def test_a_protocol_is_complete(name: str, tmp_path: Path) -> None:
     assert plan.config.data.train_files == str(tmp_path / names[0])
 
 
+def test_protocols_are_listed(palimpsest: Run) -> None:
+    lines = palimpsest("recipes", "list").stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(EVALUATIONS)] == NAMES
+    assert palimpsest("recipes", "show", "eval/ruler-hqa").stdout == recipe_text("eval/ruler-hqa")
+
+
 def test_missing_sets_are_named_and_added_later(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
     folder, out = tmp_path / "data", tmp_path / "out"
     eval_file(folder, 50), eval_file(folder, 100)

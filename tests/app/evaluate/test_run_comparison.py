@@ -158,33 +158,27 @@ def test_two_policies_are_compared_on_the_same_cells_and_several_of_one_side_by_
 def test_only_the_last_request_counts(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "e"
+    out, note = tmp_path / "e", str(Note("episodes_not_requested", count=10))
 
     def evaluated(chunks: list[int], limit: int, samples: int) -> palimpsest.Evaluation:
-        options = {**BUDGETS, "eval_sampling.temperature": 0.7}
-        words: dict[str, Any] = {"chunks": chunks, "limit": limit, "samples": samples}
-        return palimpsest.evaluate(tiny_model_folder, overrides=options, baselines=False, out=out, **words)
+        options: Any = {"chunks": chunks, "limit": limit, "samples": samples, "baselines": False, "out": out}
+        overrides = {**BUDGETS, "eval_sampling.temperature": 0.7}
+        return palimpsest.evaluate(tiny_model_folder, overrides=overrides, **options)
 
     evaluated([1, 2], 3, 2)
-    capsys.readouterr()
     narrower = evaluated([1], 2, 1)
-    result = str(Note("episodes_not_requested", count=10))
-    assert result in capsys.readouterr().err
+    assert note in capsys.readouterr().err
     regraded = palimpsest.evaluate(regrade=out)
-    assert result in capsys.readouterr().err
-    assert regraded.out == out / "regraded" / "boxed"
-    (row,), (again,) = (
-        json.loads((folder / "summary.json").read_text())["evaluations"] for folder in (out, regraded.out)
-    )
-    compared = palimpsest.compare(out, regraded.out).to_json()
+    assert note in capsys.readouterr().err
+    folders = (out, out / "regraded" / "boxed")
+    rows = [json.loads((folder / "summary.json").read_text())["evaluations"] for folder in folders]
+    compared = palimpsest.compare(*folders).to_json()
     (cell,) = compared["cells"]
-    for figures in (row, again, *cell["sides"].values()):
+    for figures in (*rows[0], *rows[1], *cell["sides"].values()):
         assert (figures["set"], figures["size"], figures["unit"]) == ("synthetic", 1, "chunks")
         assert (figures["problems"], figures["samples"]) == (2, 1)
-        assert figures["accuracy"] == row["accuracy"]
-    assert row["accuracy"]["mean"] == narrower.accuracy.mean
+        assert figures["accuracy"]["mean"] == narrower.accuracy.mean == regraded.accuracy.mean
     assert [(side["episodes"], side["not_asked"]) for side in compared["sides"]] == [(2, 10), (2, 0)]
-    assert {"side": out.name, "count": 10} in [note["values"] for note in compared["notes"]]
     evaluated([1, 2], 3, 2)
     capsys.readouterr()
     palimpsest.evaluate(regrade=out)

@@ -14,10 +14,11 @@ import pytest
 from palimpsest.app.train import restarts, run_setup
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.training_run import train
+from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.protocol import Objective
-from palimpsest.errors import CheckpointError, EngineError, ModelError, PalimpsestError, ProcessesLost
+from palimpsest.errors import CheckpointError, ConfigError, EngineError, ModelError, PalimpsestError, ProcessesLost
 from palimpsest.notes import Note
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import Completion
@@ -139,6 +140,11 @@ def test_other_errors_end_the_run(
     with pytest.raises(type(losses[-1]), match=str(losses[-1])) as caught:
         lossy([(1, error) for error in losses], restarts=3)
     assert (len(Lossy.folders), getattr(caught.value, "__notes__", None)) == (len(losses), notes)
+
+
+def test_more_than_100_restarts_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.max_restarts.*100"):
+        load_recipe("memagent-quickstart", ["cluster.max_restarts=101"])
 
 
 class Warns(EmbeddedEngine):
