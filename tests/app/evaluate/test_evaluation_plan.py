@@ -140,19 +140,6 @@ def test_names_of_policies() -> None:
         policy_names("a,,b")
 
 
-def test_the_command_sweeps(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
-    files = [str(save(tmp_path / f"{name}.jsonl", rows(2))) for name in "ab"]
-    words = [*(f"{name}={value}" for name, value in BUDGETS.items()), "window_tokens=64", "--no-baselines"]
-    words += ["--data", files[0], "--data", files[1], "--documents", "2,3", "--out", str(tmp_path / "out")]
-    done = palimpsest("eval", "--policy", "overwrite,sliding_window", str(tiny_model_folder), *words)
-    assert done.returncode == 0, done.stderr
-    assert "overwrite, a, 2 documents" in done.stdout
-    assert "sliding_window, b, 3 documents" in done.stdout
-    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert (summary["documents"], summary["episodes_played"]) == ([2, 3], 16)
-    assert all(row["answer_chars"] is not None for row in summary["evaluations"])
-
-
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the number of GPUs that CUDA counts."""
