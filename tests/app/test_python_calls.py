@@ -86,7 +86,7 @@ def test_an_evaluation_has_a_table_and_samples(run: palimpsest.Run, tmp_path: Pa
     again = palimpsest.evaluate(
         run.folder, recipe=run.config, chunks=1, limit=2, out=tmp_path, baselines=False, quiet=True
     )
-    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4  # what was played is not played again
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4  # no episode is played again
     assert [sample.answer for sample in again] == [s.answer for s in evaluation if s.size == 1]
 
 

@@ -150,14 +150,9 @@ def test_a_short_list_is_one_step(tiny_model_folder: Path, tmp_path: Path, capsy
     fewer: Any = {"resume": run.folder, "data": ROWS[:1]}
     with pytest.raises(palimpsest.PalimpsestError, match=r"train\(data=\.\.\.\) has 1 problem, a step of .* takes 2"):
         palimpsest.train(**fewer, quiet=True)
+    overrides = {**changes, "train.batch_size": 3, "train.num_minibatches": 1}
     with pytest.raises(palimpsest.PalimpsestError, match="object:data has 2 problems, a step needs 3"):
-        palimpsest.train(
-            "memagent-quickstart",
-            {**changes, "train.batch_size": 3, "train.num_minibatches": 1},
-            data=ROWS,
-            out=tmp_path / "b",
-            quiet=True,
-        )
+        palimpsest.train("memagent-quickstart", overrides, data=ROWS, out=tmp_path / "b", quiet=True)
 
 
 @dataclass

@@ -59,7 +59,7 @@ def test_it_opens_at_the_episode_that_was_named_and_marks_what_was_left_out(brow
     labels = dict(
         page.locator(".forest-row").evaluate_all("(all) => all.map((it) => [it.textContent, it.parentNode.tagName])")
     )
-    assert {tag for text, tag in labels.items() if "rollout 0" in text} == {"svg"}  # as it isn't in the file
+    assert {tag for text, tag in labels.items() if "rollout 0" in text} == {"svg"}  # not in the file
     assert {tag for text, tag in labels.items() if "rollout 1" in text} == {"a"}
     page.goto(f"{file.as_uri()}#/")
     assert page.get_by_text("tick two to six").is_hidden()

@@ -188,11 +188,8 @@ def test_an_agent_trains_on_a_file_of_several_questions(data: Path, tiny_model_f
     app(["train", "memagent-quickstart", *words], standalone_mode=False)
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
-    played = [
-        group
-        for step in (1, 2)
-        for group in read_groups(tmp_path / "run" / "trajectories" / f"step-{step:06d}.jsonl.zst").groups
-    ]
+    files = [tmp_path / "run" / "trajectories" / f"step-{step:06d}.jsonl.zst" for step in (1, 2)]
+    played = [group for file in files for group in read_groups(file).groups]
     assert sorted(group.problem.id for group in played) == ["d0", "d1", "d2", "d3"]  # each once an epoch
     for group in played:
         count = len(group.problem.by_question)

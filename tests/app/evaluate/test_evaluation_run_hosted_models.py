@@ -160,16 +160,8 @@ def saved(recipe: str, folder: Path) -> Path:
         row = json.dumps(DATA[recipe])
         (folder / name).write_text(row if name.endswith("l") else f"[{row}]")
         return folder
-    rows = [
-        {
-            "_id": str(n),
-            "question": f"Where is {n}?",
-            "answer": "Rome",
-            "supporting_facts": [],
-            "context": [["T", ["x"]]],
-        }
-        for n in range(2)
-    ]
+    row = {"answer": "Rome", "supporting_facts": [], "context": [["T", ["x"]]]}
+    rows = [row | {"_id": str(n), "question": f"Where is {n}?"} for n in range(2)]
     (folder / "questions.json").write_text(json.dumps(rows))
     make_objectives([folder / "questions.json"], (2,), out=folder / "made")
     (folder / "made" / name).rename(folder / name)
@@ -177,11 +169,8 @@ def saved(recipe: str, folder: Path) -> Path:
 
 
 def needed(recipe: str, judge: str = "http://127.0.0.1:1/v1") -> dict[str, str]:
-    keys = [
-        line.split()[2].partition("=")[0]
-        for line in recipe_text(EVALUATIONS + recipe).splitlines()
-        if "# Needs" in line
-    ]
+    lines = [line for line in recipe_text(EVALUATIONS + recipe).splitlines() if "# Needs" in line]
+    keys = [line.split()[2].partition("=")[0] for line in lines]
     return {key: judge if key.endswith("url") else judge[:-3] if key.endswith("source") else "m" for key in keys}
 
 
@@ -303,12 +292,8 @@ def test_the_environments_proxy_serves_other_machines(local: bool, monkeypatch: 
         assert [path.rpartition("/")[2] for path in request_words.paths] == ["retrieve"]
         judge = ChatClient(JudgeConfig(url=url, model="m"), {})
         assert asyncio.run(_closing(judge)) == ("FINAL_ANSWER: \\boxed{Rome}", False)
-        EndpointEngine(
-            load_recipe(
-                "memagent-quickstart",
-                {"engine": {"name": "endpoint", "url": url, "max_model_len": 4096}, "cluster": {}},
-            )
-        )
+        engine = {"name": "endpoint", "url": url, "max_model_len": 4096}
+        EndpointEngine(load_recipe("memagent-quickstart", {"engine": engine, "cluster": {}}))
         assert len(request_words.asked) >= 3
     assert not (proxy if local else server).paths
 

@@ -37,10 +37,8 @@ def needed(name: str) -> dict[str, str]:
 def eval_file(folder: Path, documents: int, problems: int = 2) -> Path:
     """A file in the format of MemAgent's eval_{N}.json."""
     folder.mkdir(exist_ok=True)
-    rows = [
-        {"index": n, "input": f"Who ran {n}?", "answers": ["Ann"], "context": "Ann ran. " * 9, "num_docs": documents}
-        for n in range(problems)
-    ]
+    row = {"answers": ["Ann"], "context": "Ann ran. " * 9, "num_docs": documents}
+    rows = [row | {"index": n, "input": f"Who ran {n}?"} for n in range(problems)]
     path = folder / f"eval_{documents}.json"
     path.write_text(json.dumps(rows))
     return path
@@ -107,7 +105,7 @@ def test_a_protocol_at_an_endpoint_resumes(palimpsest: Run, tiny_model_folder: P
     assert summary["baselines"][0]["player"] == "closed book"
     assert summary["model_endpoint"]["url"] == server.url
     assert (summary["evaluations"][0]["problems"], summary["recipe"]) == (2, "ruler-hqa")
-    sampled = [body for body in server.asked if body["temperature"]]  # the others found the mode out
+    sampled = [body for body in server.asked if body["temperature"]]  # other requests determine the mode
     assert {(body["temperature"], body["top_p"]) for body in sampled} == {(0.7, 0.95)}
     assert len(sampled) >= sum(row["turns_per_document"] for row in summary["evaluations"]) * 2
 

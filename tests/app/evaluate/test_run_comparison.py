@@ -288,11 +288,8 @@ def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
 
 
 def test_plots_are_written_as_their_names_say_and_repeat(tmp_path: Path) -> None:
-    sizes = [
-        sample(f"p{n}", float(n % 2), **{**FILE, "set": f"eval_{size}", "length": size})
-        for size in (50, 100)
-        for n in range(4)
-    ]
+    sets = [{**FILE, "set": f"eval_{size}", "length": size} for size in (50, 100)]
+    sizes = [sample(f"p{n}", float(n % 2), **fields) for fields in sets for n in range(4)]
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), write_evaluation(tmp_path / "b", sizes))
     for name in ("p.svg", "p.png"):
         paths = write_plots(comparison, tmp_path / name)
@@ -323,12 +320,8 @@ def test_the_page_escapes_what_models_wrote(tmp_path: Path) -> None:
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert "<dd>1: Rome</dd>" in page
-    assert {path.name for path in out.iterdir()} == {
-        "compare.html",
-        "compare.json",
-        "accuracy.svg",
-        "accuracy-cost.svg",
-    }
+    names = {"compare.html", "compare.json", "accuracy.svg", "accuracy-cost.svg"}
+    assert {path.name for path in out.iterdir()} == names
 
 
 def test_the_command_prints_differences_flips_and_what_is_configured_otherwise(tmp_path: Path, palimpsest: Run) -> None:
