@@ -185,7 +185,7 @@ def test_torchs_build_is_compared_with_the_driver(
     if driver:
         (tmp_path / "driver").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Mar\n")
     torch = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: torch)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: torch)
     monkeypatch.setattr(provenance, "_GPUS", tmp_path / "gpus")
     monkeypatch.setattr(doctor, "environment", provenance.environment.__wrapped__)
     monkeypatch.setattr(doctor, "_DRIVER", tmp_path / "driver")

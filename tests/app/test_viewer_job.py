@@ -66,7 +66,12 @@ def test_a_page_holds_what_a_server_would_answer(run: Path, tmp_path: Path) -> N
 def test_ungraded_and_wrong_episodes_come_first(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[tuple[int, int]] = []
     monkeypatch.setattr("palimpsest.viewer.export.inline_page._EPISODES", 4)
-    monkeypatch.setattr("palimpsest.viewer.export.inline_page._episode", lambda *args: chosen.append(args[3]) or True)
+
+    def choose(answers: Any, export: Any, at: str, place: tuple[int, int]) -> bool:
+        chosen.append(place)
+        return True
+
+    monkeypatch.setattr("palimpsest.viewer.export.inline_page._episode", choose)
     export([run], tmp_path / "out.html", step="1")
     assert chosen == [(1, 0), (2, 1), (3, 1), (0, 0)]
 

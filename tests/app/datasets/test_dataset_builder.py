@@ -171,8 +171,9 @@ def test_gold_documents_have_the_requested_positions(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {"documents": (10,)} | settings
     with pytest.raises(ConfigError, match=message):
-        Contexts(**{"documents": (10,), **settings})
+        Contexts(**options)
 
 
 def test_rows_without_a_number_of_documents_are_unchanged(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_gemma_tool_calls_need_token_prompts(family: str, played: bool, tmp_path
     assert ("engine.mode=completions" in done.stderr) is not played
 
 
-SERVED = {"root": "/a/Qwen3-8B", "name": "served-1"}
+SERVED: dict[str, Any] = {"root": "/a/Qwen3-8B", "name": "served-1"}
 
 
 @pytest.mark.parametrize(
