@@ -14,11 +14,13 @@ from collections import namedtuple
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from palimpsest import provenance
 from palimpsest.app import doctor
 from palimpsest.app.doctor import DoctorCheck, examine
 from palimpsest.config.load import load_recipe
@@ -46,29 +48,37 @@ def of_run(run: Path, config: RunConfig | None = None) -> dict[str, DoctorCheck]
     return {check.name: check for check in doctor._of_run(run, config or small_config())}
 
 
-# ---- the command ---------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of six steps, which tests only read."""
+    folder = tmp_path_factory.mktemp("doctor") / "run"
+    train(folder)
+    return folder
 
 
-def test_the_json_has_the_same_checks_and_keys_always_and_the_run_stays_unchanged(
-    tmp_path: Path, palimpsest: Run
-) -> None:
-    train(tmp_path / "run")
-    before = hashes(tmp_path / "run")
-    done = palimpsest("doctor", str(tmp_path / "run"), "--json")
-    found = json.loads(done.stdout)
-    assert set(found) == {"passed", "checks"}
-    assert [check["name"] for check in found["checks"]] == [*MACHINE, *OF_A_RUN]
-    assert all(set(check) == {"name", "status", "reason", "fix"} for check in found["checks"])
-    by_name = {check["name"]: check for check in found["checks"]}
-    assert by_name["collectives"]["status"] == by_name["working_folder"]["status"] == "ok"
-    assert found["passed"] == (done.returncode == 0) == ("fail" not in {each["status"] for each in found["checks"]})
-    assert hashes(tmp_path / "run") == before
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def test_the_json_contains_all_checks_and_the_run_stays_unchanged(run: Path, tmp_path: Path, palimpsest: Run) -> None:
+    before = hashes(run)
+    done = palimpsest("doctor", str(run), "--json")
+    result = json.loads(done.stdout)
+    assert set(result) == {"passed", "checks"}
+    assert [check["name"] for check in result["checks"]] == [*MACHINE, *OF_A_RUN]
+    assert all(set(check) == {"name", "status", "reason", "fix"} for check in result["checks"])
+    status = {check["name"]: check["status"] for check in result["checks"]}
+    assert status["collectives"] == status["working_folder"] == "ok"
+    assert result["passed"] == (done.returncode == 0) == ("fail" not in status.values())
+    assert hashes(run) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_a_failed_check_exits_with_one_and_one_line_per_check(palimpsest: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setattr(doctor, "_collectives", lambda _: ("ok", "", ""))
     done = palimpsest("doctor")
     assert done.returncode == 1
     lines = [line.split()[:2] for line in done.stdout.splitlines()]
@@ -77,11 +87,11 @@ def test_a_failed_check_exits_with_one_and_one_line_per_check(palimpsest: Run, m
     assert "fix: export RAY_AUTH_MODE=token" in done.stdout
 
 
-def test_it_loads_no_torch(tmp_path: Path) -> None:
-    train(tmp_path / "run")
+def test_it_loads_no_torch(trained: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from palimpsest.app.doctor import examine\n"
-        f"list(examine(Path({str(tmp_path / 'run')!r}))); print('torch' in sys.modules)"
+        "import sys; from pathlib import Path; from palimpsest.app import doctor\n"
+        "doctor._collectives = lambda _: ('ok', '', '')\n"
+        f"list(doctor.examine(Path({str(trained)!r}))); print('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -93,12 +103,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
         next(examine(tmp_path))
 
 
-# ---- the machine ---------------------------------------------------------------------------------------------
-
-
-def test_versions_outside_their_bounds_and_missing_packages_fail_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_or_missing_packages_fail_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds are those of the installed package's own metadata, here of a package before it on the path."""
     metadata = tmp_path / "palimpsest_rl-9.dist-info" / "METADATA"
     needed = ["pyyaml>=99", "absent-package>=1", "numpy>=1", 'ray>=2; extra == "ray"', 'orjson>=99; extra == "dev"']
@@ -110,9 +115,7 @@ def test_versions_outside_their_bounds_and_missing_packages_fail_with_the_comman
     assert (status, fix) == ("fail", "pip install 'pyyaml>=99' 'absent-package>=1'")
 
 
-def test_the_working_folder_must_take_files_and_a_network_file_system_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_working_folder_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with no_file_over(0):
         assert doctor._working_folder(tmp_path)[0] == "fail"
     assert list(tmp_path.iterdir()) == []
@@ -155,9 +158,9 @@ def test_a_cluster_needs_a_token(
 ) -> None:
     for name, value in (("RAY_AUTH_MODE", mode), ("RAY_AUTH_TOKEN", token)):
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    found = doctor._ray_token(address)
-    assert found[0] == status
-    assert "s3cret" not in "".join(found)
+    matches = doctor._ray_token(address)
+    assert matches[0] == status
+    assert "s3cret" not in "".join(matches)
 
 
 @pytest.mark.parametrize(
@@ -171,46 +174,40 @@ def test_a_cluster_needs_a_token(
         (2, "'13.0'", None, "ok"),
     ],
 )
-def test_torchs_build_is_compared_with_the_driver_by_their_files(
-    gpus: int, cuda: str, driver: str | None, status: str, tmp_path: Path
+def test_torchs_build_is_compared_with_the_driver(
+    gpus: int, cuda: str, driver: str | None, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process whose torch is a folder with a version, and whose driver is a file."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("")
-    (tmp_path / "torch" / "version.py").write_text(f"from typing import Optional\ncuda: Optional[str] = {cuda}\n")
+    """By the files of torch and of the driver."""
+    (tmp_path / "version.py").write_text(f"from typing import Optional\ncuda: Optional[str] = {cuda}\n")
     for number in range(gpus):
         (tmp_path / "gpus" / str(number)).mkdir(parents=True)
         (tmp_path / "gpus" / str(number) / "information").write_text("Model: \t NVIDIA H100\n")
     if driver:
         (tmp_path / "driver").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Mar\n")
-    code = f"""
-from pathlib import Path
-from palimpsest import provenance
-from palimpsest.app import doctor
-provenance._GPUS, doctor._DRIVER = Path({str(tmp_path / "gpus")!r}), Path({str(tmp_path / "driver")!r})
-checks = {{check.name: check for check in doctor.examine()}}
-print(checks["gpu"].status, checks["collectives"].status, checks["collectives"].reason.split(":")[0])
-"""
-    path = os.pathsep.join([str(tmp_path), str(SOURCE)])
-    environment = {**os.environ, "PYTHONPATH": path}
-    environment.pop("CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [status, "fail", "nccl" if gpus > 1 else "gloo"]  # that torch sums nothing
+    torch = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: torch)
+    monkeypatch.setattr(provenance, "_GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(doctor, "environment", provenance.environment.__wrapped__)
+    monkeypatch.setattr(doctor, "_DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(doctor, "_collectives", lambda backend: ("ok", backend, ""))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    checks = {check.name: check for check in examine()}
+    assert (checks["gpu"].status, checks["collectives"].reason) == (status, "nccl" if gpus > 1 else "gloo")
+
+
+def test_a_failed_sum_of_two_processes_fails_with_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_SUM", "raise SystemExit('no interface')")
+    assert doctor._collectives("gloo")[:2] == ("fail", "gloo: no interface")
 
 
 @pytest.mark.parametrize(
     ("threads", "status"), [("1", "ok"), ("0", "warn"), ("100000", "warn"), ("x", "warn"), (None, "warn")]
 )
-def test_threads_beyond_the_cores_are_a_warning(
-    threads: str | None, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_threads_are_a_warning(threads: str | None, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     if threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
     assert doctor._threads()[0] == status
-
-
-# ---- why a run stopped ---------------------------------------------------------------------------------------
 
 
 def killed(run: Path) -> None:
@@ -223,9 +220,8 @@ def killed(run: Path) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def test_a_finished_run_is_ok_and_has_nothing_to_resume(tmp_path: Path) -> None:
-    train(tmp_path / "run")
-    checks = of_run(tmp_path / "run")
+def test_a_finished_run_is_ok_and_has_nothing_to_resume(run: Path) -> None:
+    checks = of_run(run)
     assert [checks[name].status for name in OF_A_RUN] == ["ok"] * 4
     assert "step 6 of 6" in checks["run"].reason
     assert "train.max_steps=12" in checks["resume"].reason
@@ -276,87 +272,69 @@ def test_a_running_run_is_ok_and_is_not_resumed(tmp_path: Path) -> None:
     assert "running" in checks["run"].reason
 
 
-# ---- health, room and what a resume does -----------------------------------------------------------------------
-
-
-def test_alarms_are_checks_under_their_names(tmp_path: Path) -> None:
-    train(tmp_path / "run")
+def test_alarms_are_checks_under_their_names(run: Path) -> None:
     for step in range(7, 17):
         row = {"step": step, "outcome/answered": 4.0, "reward/ungraded": 2.0, "sampler/logprob_gap_mean": 0.2}
-        append_row(tmp_path / "run" / "metrics.jsonl", row | {"optim/grad_skipped": 0.1})
-    checks = of_run(tmp_path / "run", small_config(max_steps=20))
-    found = {name: check.status for name, check in checks.items() if name not in OF_A_RUN}
-    assert found == {"ungraded": "fail", "logprob_gap": "fail", "grad_skipped": "warn"}
-    assert found.keys() <= {key for key, _, _ in THRESHOLDS}
+        append_row(run / "metrics.jsonl", row | {"optim/grad_skipped": 0.1})
+    checks = of_run(run, small_config(max_steps=20))
+    matches = {name: check.status for name, check in checks.items() if name not in OF_A_RUN}
+    assert matches == {"ungraded": "fail", "logprob_gap": "fail", "grad_skipped": "warn"}
+    assert matches.keys() <= {key for key, _, _ in THRESHOLDS}
     assert "health" not in checks
-    assert all(checks[name].fix for name in found)
+    assert all(checks[name].fix for name in matches)
 
 
-def test_too_little_room_for_the_next_checkpoint_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(tmp_path / "run", small_config(max_steps=2))
+def test_too_little_room_for_the_next_checkpoint_fails(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
-    size = sum(path.stat().st_size for path in (tmp_path / "run" / "checkpoints").rglob("*") if path.is_file())
-    for free, status in ((size, "ok"), (1, "fail")):
+    newest = trained / "checkpoints" / "step-000006"
+    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+    for free, status in ((2 * size, "ok"), (1, "fail")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(10**9, 0, free))
-        assert of_run(tmp_path / "run")["disk"].status == status
+        assert of_run(trained)["disk"].status == status
 
 
-def cut(run: Path) -> None:
-    """The newest checkpoint loses a byte."""
-    newest = sorted((run / "checkpoints").glob("step-*"))[-1] / "model.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-1])
-
-
-def cut_all(run: Path) -> None:
-    for weights in (run / "checkpoints").glob("step-*/model.safetensors"):
-        weights.write_bytes(b"")
-
-
-def lose(run: Path) -> None:
-    shutil.rmtree(run / "checkpoints")
+def damage(run: Path, pattern: str) -> None:
+    """The matching checkpoints lose a byte of their weights."""
+    for weights in run.glob(f"checkpoints/{pattern}/model.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-1])
 
 
 @pytest.mark.parametrize(
-    ("change", "status", "said"),
+    ("change", "status", "message"),
     [
         (lambda run: None, "ok", "after step 4"),
         (lambda run: append_row(run / "metrics.jsonl", {"step": 5}), "ok", "after step 4; steps 5 run again"),
-        (cut, "warn", "after step 2; steps 3-4 run again; step-000004 damaged"),
-        (cut_all, "fail", "damaged: step-000002, step-000004"),
-        (lose, "fail", "lacks the checkpoint saved after step 4"),
+        (lambda run: damage(run, "step-000004"), "warn", "after step 2; steps 3-4 run again; step-000004 damaged"),
+        (lambda run: damage(run, "step-*"), "fail", "damaged: step-000002, step-000004"),
+        (lambda run: shutil.rmtree(run / "checkpoints"), "fail", "lacks the checkpoint saved after step 4"),
     ],
 )
-def test_a_resume_starts_after_the_newest_whole_checkpoint_or_is_rejected(
-    change: Callable[[Path], object], status: str, said: str, tmp_path: Path
+def test_a_resume_starts_after_the_newest_intact_checkpoint_or_is_rejected(
+    change: Callable[[Path], object], status: str, message: str, tmp_path: Path
 ) -> None:
     train(tmp_path / "run", small_config(max_steps=4))
     change(tmp_path / "run")
-    found = of_run(tmp_path / "run")["resume"]
-    assert (found.status, said in found.reason) == (status, True), found.reason
+    resume = of_run(tmp_path / "run")["resume"]
+    assert (resume.status, message in resume.reason) == (status, True), resume.reason
     again = f"palimpsest train {tmp_path}/run/config.yaml --out {tmp_path}/run --force"
-    assert found.fix == (again if status == "fail" else "")
+    assert resume.fix == (again if status == "fail" else "")
 
 
-def test_a_run_killed_in_its_cold_start_continues_it(tmp_path: Path) -> None:
-    train(tmp_path / "other")
-    train(tmp_path / "run", small_config(max_steps=1))
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    events = [row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["kind"] == "started"]
-    (tmp_path / "run" / "events.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in events))
-    assert "starts over" in of_run(tmp_path / "run")["resume"].reason
-    (tmp_path / "other").rename(tmp_path / "run" / "cold-start")
-    assert "cold start" in of_run(tmp_path / "run")["resume"].reason
+def test_a_run_killed_in_its_cold_start_continues_it(run: Path, trained: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "metrics.jsonl").unlink()
+    (started,) = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "started"]
+    (run / "events.jsonl").write_text(f"{json.dumps(started)}\n")
+    assert "starts over" in of_run(run)["resume"].reason
+    shutil.copytree(trained, run / "cold-start")
+    assert "cold start" in of_run(run)["resume"].reason
 
 
-def test_a_resume_without_its_data_would_be_rejected(tmp_path: Path) -> None:
-    train(tmp_path / "run", small_config(max_steps=2))
+def test_a_resume_without_its_data_would_be_rejected(trained: Path, tmp_path: Path) -> None:
     data = {"train_files": str(tmp_path / "gone.jsonl")}
-    config = RunConfig.model_validate(small_config().model_dump() | {"data": data})
-    found = of_run(tmp_path / "run", config)["resume"]
-    assert (found.status, "gone.jsonl" in found.reason) == ("fail", True)
-
-
-# ---- services of a recipe ------------------------------------------------------------------------------------
+    config = RunConfig.model_validate(small_config(max_steps=12).model_dump() | {"data": data})
+    resume = of_run(trained, config)["resume"]
+    assert (resume.status, "gone.jsonl" in resume.reason) == ("fail", True)
 
 
 MEMACT = ["reward.judge.url=http://127.0.0.1:{0}/v1", "policy.options.tools.search.source=http://127.0.0.1:{0}"]
@@ -386,7 +364,7 @@ def test_services_that_do_not_answer_fail_with_the_command_that_starts_them() ->
 
 
 @pytest.mark.parametrize(
-    ("reply", "found"),
+    ("reply", "matches"),
     [
         (b'HTTP/1.0 200 OK\r\n\r\n{"data": [], "max_waiting": 1}', "ok"),
         (b"HTTP/1.0 401 Unauthorized\r\n\r\n", "ok"),  # it requires a key
@@ -395,14 +373,14 @@ def test_services_that_do_not_answer_fail_with_the_command_that_starts_them() ->
         (b"SSH-2.0-OpenSSH_9\r\n", "fail"),
     ],
 )
-def test_another_program_on_the_port_is_not_the_service(reply: bytes, found: str) -> None:
+def test_another_program_on_the_port_is_not_the_service(reply: bytes, matches: str) -> None:
     class Handler(BaseHTTPRequestHandler):
         def handle(self) -> None:
             self.rfile.readline()
             self.wfile.write(reply)
 
     with listening(Handler) as port:
-        assert {check.status for check in services(port).values()} == {found}
+        assert {check.status for check in services(port).values()} == {matches}
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:abc", "[::1", "127.0.0.1:0"])
@@ -413,7 +391,8 @@ def test_an_address_that_no_service_can_have_fails_with_its_key(address: str) ->
     assert search.fix == "set policy.options.tools.search.source=http://127.0.0.1:PORT"
 
 
-def test_the_services_of_a_recipe_are_checks_after_the_machines(palimpsest: Run) -> None:
+def test_services_of_a_recipe_are_checked_last(palimpsest: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_collectives", lambda _: ("ok", "", ""))
     done = palimpsest("doctor", "memact-7b", "--json")
     assert [check["name"] for check in json.loads(done.stdout)["checks"]] == [*MACHINE, "judge", "search"]
     assert palimpsest("doctor", "no-such-recipe").returncode == 2

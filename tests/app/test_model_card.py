@@ -51,17 +51,12 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, tiny_
 
 
 def card_of(folder: Path) -> Any:
-    """As the hub's own reader reads it."""
     return ModelCard.load(folder / "README.md")
 
 
-def figures(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())["evaluations"][0]
-    return found
-
-
-def test_the_card_holds_the_accuracy_of_the_evaluation_in_the_run(run: Path, tmp_path: Path) -> None:
-    card, row = card_of(export(run, tmp_path / "model").path), figures(run / "evals" / "two")
+def test_the_card_has_the_accuracy_of_the_evaluation(run: Path, tmp_path: Path) -> None:
+    card = card_of(export(run, tmp_path / "model").path)
+    (row,) = json.loads((run / "evals" / "two" / "summary.json").read_text())["evaluations"]
     assert f"| overwrite, 2 chunks | {row['accuracy']['mean']:.1%} | {row['accuracy']['low']:.1%} to " in card.text
     assert "Trained for 2 steps by the recipe memagent-quickstart, reward boxed, seed 0." in card.text
     assert "palimpsest eval model --data FILE --policy overwrite chunk_size=64" in card.text
@@ -70,15 +65,18 @@ def test_the_card_holds_the_accuracy_of_the_evaluation_in_the_run(run: Path, tmp
     assert card.content.count("\n") < 50
 
 
+def test_the_card_names_no_folder_of_the_machine(run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+    text = (export(run, tmp_path / "model").path / "README.md").read_text()
+    assert not [folder for folder in (tmp_path, run.parent, tiny_model_folder) if str(folder) in text]
+
+
 def test_a_checkpoint_that_was_not_evaluated_has_no_accuracy(run: Path, tmp_path: Path) -> None:
     card = card_of(export(run, tmp_path / "model", step=1).path)
     assert "| overwrite" not in card.text
     assert "These weights were not evaluated" in card.text
 
 
-def test_an_evaluation_elsewhere_is_named_and_one_of_other_weights_is_rejected(
-    run: Path, tmp_path: Path, palimpsest: Run
-) -> None:
+def test_an_evaluation_of_other_weights_is_rejected(run: Path, tmp_path: Path, palimpsest: Run) -> None:
     checkpoint = run / "checkpoints" / "step-000001"
     assert palimpsest(*small_evaluation(checkpoint, tmp_path / "eval")).returncode == 0
     done = palimpsest(
@@ -94,7 +92,7 @@ def test_an_evaluation_elsewhere_is_named_and_one_of_other_weights_is_rejected(
 
 
 @pytest.mark.slow
-def test_a_quickstarts_card_has_the_agents_accuracy_at_each_length(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_quickstarts_card_has_accuracies_by_length(tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = {**small_run(tiny_model_folder), "cold_start": None, "evaluation.problems": 2, "evaluation.processes": 1}
     settings["evaluation.sizes"] = [1, 2]
     done = palimpsest.quickstart("memagent", settings, out=tmp_path / "run", quiet=True)
@@ -107,14 +105,14 @@ def test_a_quickstarts_card_has_the_agents_accuracy_at_each_length(tmp_path: Pat
     ]
 
 
-def test_base_model_and_license_are_named_where_they_are_known(run: Path, tmp_path: Path, tiny_model: Any) -> None:
+def test_the_card_names_base_model_and_license(run: Path, tmp_path: Path, tiny_model: Any) -> None:
     (run / "config.yaml").rename(tmp_path / "kept.yaml")
     try:
-        for named, base, known in (("embedded", None, "apache-2.0"), ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", None)):
+        for named, base, license in (("embedded", None, "apache-2.0"), ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", None)):
             config = palimpsest.load_recipe("memagent-quickstart", [f"model.path={named}"])
             (run / "config.yaml").write_text(dump_config(config))
             card = ModelCard(model_card(str(run), run / "checkpoints" / "step-000002", "x"))
-            assert (card.data.to_dict().get("base_model"), card.data.to_dict().get("license")) == (base, known)
+            assert (card.data.to_dict().get("base_model"), card.data.to_dict().get("license")) == (base, license)
     finally:
         (tmp_path / "kept.yaml").rename(run / "config.yaml")
     started = tmp_path / "base"
@@ -125,32 +123,25 @@ def test_base_model_and_license_are_named_where_they_are_known(run: Path, tmp_pa
     assert "Base model: someone/something.\nLicense of the base model: mit." in card.text
 
 
-def test_the_card_names_no_folder_of_the_machine(run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
-    text = (export(run, tmp_path / "model").path / "README.md").read_text()
-    assert str(tmp_path) not in text
-    assert str(run.parent) not in text
-    assert str(tiny_model_folder) not in text
-
-
 def test_names_from_files_are_no_markup(run: Path, tmp_path: Path) -> None:
-    place = tmp_path / "eval"
-    shutil.copytree(run / "evals" / "two", place)
-    told = json.loads((place / "summary.json").read_text())
-    told["evaluations"][0] |= {"set": "a|b\n# x <script> [y](z)", "size": None, "graded": 4}
-    told["evaluations"][0]["accuracy"] = {"mean": 0.5, "low": 0.2, "high": 0.8}
-    (place / "summary.json").write_text(json.dumps(told))
-    text = model_card(str(run), run / "checkpoints" / "step-000002", "a|b\n# x", [place])
+    location = tmp_path / "eval"
+    shutil.copytree(run / "evals" / "two", location)
+    result = json.loads((location / "summary.json").read_text())
+    result["evaluations"][0] |= {"set": "a|b\n# x <script> [y](z)", "size": None, "graded": 4}
+    result["evaluations"][0]["accuracy"] = {"mean": 0.5, "low": 0.2, "high": 0.8}
+    (location / "summary.json").write_text(json.dumps(result))
+    text = model_card(str(run), run / "checkpoints" / "step-000002", "a|b\n# x", [location])
     assert "\n# x" not in text
     (row,) = [line for line in text.splitlines() if "50.0%" in line]
     assert row == "| overwrite, a\\|b \\# x \\<script\\> \\[y\\](z) | 50.0% | 20.0% to 80.0% | 4 |"
 
 
-def test_the_command_prints_folder_files_and_lines_that_load_it(run: Path, tmp_path: Path, palimpsest: Run) -> None:
-    to = tmp_path / "my agent"
-    done = palimpsest("export", str(run), "--out", str(to))
+def test_the_command_prints_lines_that_load_it(run: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    to, command = tmp_path / "my agent", request.getfixturevalue("palimpsest")
+    done = command("export", str(run), "--out", str(to))
     for path in to.iterdir():
         assert f"{path.stat().st_size:,}  {path.name}\n" in done.stdout
-    lines = loading(str(to), palimpsest_config(run).policy)
+    lines = loading(str(to), palimpsest.Run(run).config.policy)
     assert all(line in done.stdout for line in lines.values())
     (load,) = [line for line in done.stdout.splitlines() if "from_pretrained" in line]
     import transformers
@@ -159,19 +150,15 @@ def test_the_command_prints_folder_files_and_lines_that_load_it(run: Path, tmp_p
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).config.model_type == "llama"
     (line,) = [line for line in done.stdout.splitlines() if "palimpsest eval " in line]
     words = shlex.split(line.rpartition("palimpsest eval ")[2])
-    given = ["synthetic" if word == "FILE" else word for word in words]
-    played = palimpsest("eval", *given, "--chunks", "1", "--limit", "1", "--no-baselines")
+    inputs = ["synthetic" if word == "FILE" else word for word in words]
+    played = command("eval", *inputs, "--chunks", "1", "--limit", "1", "--no-baselines")
     assert played.returncode == 0, played.stderr
-
-
-def palimpsest_config(run: Path) -> Any:
-    return palimpsest.Run(run).config
 
 
 def test_the_lines_give_every_option_that_is_a_number_or_a_name() -> None:
     options = {"chunk_size": 36, "min_similarity": 0.5, "early_exit": False, "layout": "section_first"}
-    others = {"prompts": "mine/my prompts.yaml", "tools": {"search": {"topk": 2}}, "max_chunks": None}
-    line = loading("m", PolicyConfig(name="recall", options=options | others))["palimpsest serve"]
+    rest = {"prompts": "mine/my prompts.yaml", "tools": {"search": {"topk": 2}}, "max_chunks": None}
+    line = loading("m", PolicyConfig(name="recall", options=options | rest))["palimpsest serve"]
     assert line == (
         "palimpsest serve m --policy recall chunk_size=36 min_similarity=0.5 early_exit=false layout=section_first"
     )

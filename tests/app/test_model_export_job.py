@@ -1,4 +1,4 @@
-"""`palimpsest export`: the model of a checkpoint in a folder of its own."""
+"""`palimpsest export`: the model of a checkpoint in a separate folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig, OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model, trainable
-from palimpsest.errors import CheckpointError, RunError
+from palimpsest.errors import CheckpointError, PalimpsestError, RunError
 from palimpsest.runs.checkpoint import Checkpoints
 from palimpsest.runs.run_folder import open_run
 from palimpsest.text.codec import Codec
@@ -56,13 +56,17 @@ def test_the_newest_model_is_copied_byte_for_byte_and_loads(run: Path, tmp_path:
     assert AutoModelForCausalLM.from_pretrained(done.path).model.norm.weight.mean().item() == 3.0
 
 
-def test_an_older_one_is_named_by_its_step_and_rounded(run: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_step_is_exported_rounded(run: Path, tmp_path: Path) -> None:
+    (tmp_path / ".model.palimpsest-partial").mkdir()  # a user's folder
+    (tmp_path / ".model.palimpsest-partial" / "mine").write_text("mine")
     done = export(run, tmp_path / "model", step=1, dtype="bfloat16")
     exact = load_file(run / "checkpoints" / "step-000001" / "model.safetensors")
     rounded = load_file(done.path / "model.safetensors")
     assert all(torch.equal(rounded[name], weight.to(torch.bfloat16)) for name, weight in exact.items())
     assert json.loads((done.path / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(done.path, dtype="auto").dtype == torch.bfloat16
+    assert len({path.stat().st_mode for path in done.path.iterdir()}) == 1
+    assert (tmp_path / ".model.palimpsest-partial" / "mine").read_text() == "mine"
 
 
 def test_both_configurations_have_the_keys_of_transformers_4_and_5(run: Path, tmp_path: Path) -> None:
@@ -97,7 +101,7 @@ def test_nothing_is_exported_that_the_manifest_does_not_name(run: Path, tmp_path
     } | {"model.safetensors", "README.md"}
 
 
-def test_a_link_in_the_place_of_a_file_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_link_instead_of_a_file_is_refused(run: Path, tmp_path: Path) -> None:
     file = run / "checkpoints" / "step-000001" / "config.json"
     file.symlink_to(file.rename(tmp_path / "elsewhere.json"))
     with pytest.raises(CheckpointError, match=r"config\.json is a link"):
@@ -105,14 +109,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(run: Path, tmp_path: Path) -> 
     assert not (tmp_path / "model").exists()
 
 
-def test_rounded_weights_can_be_read_by_whom_the_others_can(run: Path, tmp_path: Path) -> None:
-    folder = export(run, tmp_path / "model", dtype="bfloat16").path
-    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
-
-
-def test_a_folder_that_comes_there_meanwhile_stays_as_it_is(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_concurrent_folder_stays_unchanged(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     to, copy = tmp_path / "model", shutil.copyfile
 
     def slowly(source: Path, target: Path) -> None:
@@ -128,7 +125,7 @@ def test_a_folder_that_comes_there_meanwhile_stays_as_it_is(
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
 
 
-def test_of_exports_to_one_place_one_wins(run: Path, tmp_path: Path) -> None:
+def test_one_of_concurrent_exports_wins(run: Path, tmp_path: Path) -> None:
     wins, reasons = [], []
 
     def one(_: int) -> None:
@@ -146,14 +143,31 @@ def test_of_exports_to_one_place_one_wins(run: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}
 
 
-def test_a_hidden_folder_of_somebody_s_is_not_touched(run: Path, tmp_path: Path) -> None:
-    (tmp_path / ".model.palimpsest-partial").mkdir()
-    (tmp_path / ".model.palimpsest-partial" / "mine").write_text("mine")
-    export(run, tmp_path / "model")
-    assert (tmp_path / ".model.palimpsest-partial" / "mine").read_text() == "mine"
+@pytest.mark.parametrize(
+    ("error", "message", "out", "options"),
+    [
+        (RunError, "is inside the run", "run/checkpoints/step-000009", {}),
+        (RunError, "already exists", "dangling", {}),
+        (RunError, "already exists", "run", {}),
+        (CheckpointError, "no checkpoint of step 7; available: 1, 2", "model", {"step": 7}),
+        (RunError, "no such folder", "model", {"run": "nothing"}),
+        (RunError, "has no checkpoint", "model", {"run": "empty"}),
+        (RunError, "choose one of float32, bfloat16", "model", {"dtype": "int4"}),
+        (RunError, "is a model without an adapter", "model", {"adapter": True}),
+        (RunError, "omit it or --untied", "model", {"adapter": True, "untied": True}),
+    ],
+)
+def test_an_impossible_export_is_refused(
+    error: type[PalimpsestError], message: str, out: str, options: dict[str, Any], run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "empty").mkdir()
+    source = tmp_path / options.pop("run", run)
+    with pytest.raises(error, match=message):
+        export(source, tmp_path / out, **options)
 
 
-def test_errors_of_the_system_are_told_in_words(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_system_name_the_file(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"--out .*file/model: export failed: .*: Not a directory"):
         export(run, tmp_path / "file" / "model")
@@ -204,7 +218,7 @@ def test_an_untied_export_has_its_output_projection_apart(run: Path, tmp_path: P
     tied = load_file(run / "checkpoints" / "step-000002" / "model.safetensors")
     weights = [load_file(file) for file in sorted((tmp_path / "model").glob("*.safetensors"))]
     assert json.loads((tmp_path / "model" / "config.json").read_text())["tie_word_embeddings"] is False
-    both = {name: value for each in weights for name, value in each.items()}
+    both = {name: value for entry in weights for name, value in entry.items()}
     assert torch.equal(both.pop("lm_head.weight"), tied["model.embed_tokens.weight"])
     assert both.keys() == tied.keys()
     assert all(torch.equal(value, tied[name]) for name, value in both.items())
@@ -240,9 +254,7 @@ def adapted_run(tmp_path: Path, tiny_model_folder: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_adapters_are_exported_merged_so_that_the_folder_loads_by_itself(
-    adapted_run: Path, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_adapters_are_exported_merged(adapted_run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
     checkpoint = adapted_run / "checkpoints" / "step-000001"
     merged = load_model(ModelConfig(path=str(checkpoint)))
     for dtype, kind in (("float32", torch.float32), (None, torch.bfloat16)):  # the run's, where none is named
@@ -281,40 +293,9 @@ def test_a_folder_with_an_adapter_is_exported_like_the_run(tokenizer: bool, adap
         export(adapter, tmp_path / "again", step=1)
 
 
-def test_adapters_alone_are_copied_where_they_are_asked_for(adapted_run: Path, tmp_path: Path) -> None:
+def test_an_adapter_can_be_exported_alone(adapted_run: Path, tmp_path: Path) -> None:
     checkpoint = adapted_run / "checkpoints" / "step-000001"
     assert not (checkpoint / "README.md").exists()  # peft's card, which names this machine's folders
     done = export(adapted_run, tmp_path / "adapter", adapter=True)
     names = ("adapter_config.json", "adapter_model.safetensors")
     assert all((done.path / name).read_bytes() == (checkpoint / name).read_bytes() for name in names)
-    with pytest.raises(RunError, match="omit it or --untied"):
-        export(adapted_run, tmp_path / "both", adapter=True, untied=True)
-
-
-def test_adapters_alone_are_not_asked_of_a_whole_model(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is a model without an adapter"):
-        export(run, tmp_path / "model", adapter=True)
-
-
-def test_what_cannot_be_exported_is_said_in_a_line(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is inside the run"):
-        export(run, run / "checkpoints" / "step-000009")
-    (tmp_path / "dangling").symlink_to("nowhere")
-    with pytest.raises(RunError, match="already exists"):
-        export(run, tmp_path / "dangling")
-    with pytest.raises(CheckpointError, match="no checkpoint of step 7; available: 1, 2"):
-        export(run, tmp_path / "model", step=7)
-    with pytest.raises(RunError, match="no such folder"):
-        export(tmp_path / "nothing", tmp_path / "model")
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(RunError, match="has no checkpoint"):
-        export(tmp_path / "nothing", tmp_path / "model")
-    with pytest.raises(RunError, match="already exists"):
-        export(run, run)
-    with pytest.raises(RunError, match="choose one of float32, bfloat16"):
-        export(run, tmp_path / "model", dtype="int4")
-
-
-def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path, palimpsest: Run) -> None:
-    done = palimpsest("export", str(run), "--step", "1", "--out", str(tmp_path / "model"))
-    assert (done.returncode, done.stdout.startswith(f"{tmp_path}/model: the model after step 1, ")) == (0, True)

@@ -1,5 +1,4 @@
-"""Exports read by transformers 4.57, in the Python that $PALIMPSEST_TRANSFORMERS4_PYTHON names, and by the installed
-version: the same logits, token ids and rendered conversations."""
+"""Exports give the same logits, ids and conversations in transformers 4.57 ($PALIMPSEST_TRANSFORMERS4_PYTHON)."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, Qwen2Config
 
 from palimpsest.app.model_card import OLDEST
-from palimpsest.app.model_export_job import export
-from support.architectures import CASES, SMALL, built
+from palimpsest.app.model_export_job import _add_older_layout, export
+from support.architectures import CASES, SMALL, built, configured
 from support.models import build_tokenizer
 
 PYTHON = os.environ.get("PALIMPSEST_TRANSFORMERS4_PYTHON")
@@ -25,13 +24,8 @@ TEXT = "the pet of Boris <|box|>is a cat.<|im_end|> or"
 CONVERSATION = [{"role": "user", "content": "the color?"}, {"role": "assistant", "content": "blue"}]
 LATER = {"Ministral3", "Gemma4Text", "Afmoe", "Cwm", "NanoChat"}  # 4.57 doesn't have these classes
 OTHER = {"Apertus"}  # 4.57 computes its activation with other rounding, whatever the layout
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 32}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 SCALED: dict[str, tuple[type, dict[str, Any]]] = {
     "theta": (Qwen2Config, {"rope_theta": 1e6}),
@@ -44,7 +38,7 @@ SCALED: dict[str, tuple[type, dict[str, Any]]] = {
     "neox": (GPTNeoXConfig, {"rotary_pct": 1.0, "rotary_emb_base": 1e6}),
 }
 SUPPORTED = sorted(name for name, case in CASES.items() if not case.refused)
-KNOWN = [name for name in SUPPORTED if name not in LATER | OTHER]
+COMMON = [name for name in SUPPORTED if name not in LATER | OTHER]
 READ = """
 import json, sys
 import torch
@@ -86,29 +80,29 @@ def of_class(folder: Path, name: str) -> Path:
     """A model of a supported class, with another base of the rotary positions than its default."""
     built(name).float().save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text(), object_hook=rebased)))
+    rebase(folder / "config.json")
     return folder
 
 
-def rebased(described: dict[str, Any]) -> dict[str, Any]:
-    return {key: value * 7 if key == "rope_theta" else value for key, value in described.items()}
+def rebase(file: Path) -> None:
+    def changed(described: dict[str, Any]) -> dict[str, Any]:
+        return {key: value * 7 if key == "rope_theta" else value for key, value in described.items()}
+
+    file.write_text(json.dumps(json.loads(file.read_text(), object_hook=changed)))
 
 
 def read_by(python: str, *folders: Path) -> list[Any]:
     """Dtype, logits, ids, decoded text and rendered conversation of each folder."""
-    given = json.dumps([IDS, TEXT, CONVERSATION, *map(str, folders)])
+    request = json.dumps([IDS, TEXT, CONVERSATION, *map(str, folders)])
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [python, "-c", READ], input=given, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([python, "-c", READ], input=request, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def assert_same(read: list[list[Any]]) -> None:
-    (dtype, logits, *texts), *others = read
-    for other in others:
+    (dtype, logits, *texts), *rest = read
+    for other in rest:
         assert other[0] == dtype
         assert other[2:] == texts
         assert torch.allclose(torch.tensor(other[1]), torch.tensor(logits), atol=1e-4, rtol=1e-4)
@@ -116,16 +110,17 @@ def assert_same(read: list[list[Any]]) -> None:
 
 def facts(described: dict[str, Any]) -> dict[str, Any]:
     """A configuration without what an export may change."""
-    ours = ("_name_or_path", "dtype", "transformers_version")
-    return {k: facts(v) if isinstance(v, dict) else v for k, v in described.items() if k not in ours}
+    changed = ("_name_or_path", "dtype", "transformers_version")
+    return {k: facts(v) if isinstance(v, dict) else v for k, v in described.items() if k not in changed}
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_the_older_layout_changes_nothing_for_the_installed_transformers(name: str, tmp_path: Path) -> None:
-    source = of_class(tmp_path / "source", name)
-    before, after = (
-        facts(AutoConfig.from_pretrained(f).to_dict()) for f in (source, export(source, tmp_path / "out").path)
-    )
+    configured(name).save_pretrained(tmp_path)
+    rebase(tmp_path / "config.json")
+    before = facts(AutoConfig.from_pretrained(tmp_path).to_dict())
+    _add_older_layout(tmp_path, None)
+    after = facts(AutoConfig.from_pretrained(tmp_path).to_dict())
     assert {key: after[key] for key in before} == before
 
 
@@ -144,8 +139,8 @@ def test_an_export_of_gpt_neox_has_the_names_of_its_older_class(share: float, tm
 @pytest.mark.skipif(PYTHON is None, reason="no $PALIMPSEST_TRANSFORMERS4_PYTHON, a Python with transformers 4.57")
 class TestInTransformers4:
     def test_the_version_is_the_one_that_the_card_names(self) -> None:
-        asked = [str(PYTHON), "-c", "import transformers; print(transformers.__version__)"]
-        assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() == OLDEST
+        words = [str(PYTHON), "-c", "import transformers; print(transformers.__version__)"]
+        assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == OLDEST
 
     @pytest.mark.parametrize("name", SCALED)
     def test_an_export_is_read_like_its_source(self, name: str, tmp_path: Path) -> None:
@@ -161,9 +156,9 @@ class TestInTransformers4:
         assert_same([*read_by(str(PYTHON), second), *read_by(sys.executable, second)])
 
     def test_every_supported_class_of_both_versions_gives_the_same_logits(self, tmp_path: Path) -> None:
-        folders = [export(of_class(tmp_path / f"{name}-source", name), tmp_path / name).path for name in KNOWN]
+        folders = [export(of_class(tmp_path / f"{name}-source", name), tmp_path / name).path for name in COMMON]
         for name, old, new in zip(
-            KNOWN, read_by(str(PYTHON), *folders), read_by(sys.executable, *folders), strict=True
+            COMMON, read_by(str(PYTHON), *folders), read_by(sys.executable, *folders), strict=True
         ):
             assert torch.allclose(torch.tensor(old[1]), torch.tensor(new[1]), atol=1e-4, rtol=1e-4), name
             assert old[2:] == new[2:], name

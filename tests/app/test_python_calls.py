@@ -1,4 +1,4 @@
-"""`palimpsest.train`, `evaluate`, `play`: what they return, where they can be called, how they are stopped."""
+"""`palimpsest.train`, `evaluate`, `play`: results, errors, running loops and threads, interrupts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ import pytest
 import palimpsest
 from palimpsest.app.config_resolution import Agent, evaluation_config
 from palimpsest.app.python_calls import blocking, finish, rare_collections
-from palimpsest.progress.reporter import Silent
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.display_text import Table
 from support.small_run import small_run
@@ -38,16 +37,12 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> pa
     return palimpsest.train("memagent-quickstart", small_run(tiny_model_folder), out=out, quiet=True)
 
 
-# ---- the package ---------------------------------------------------------------------------------------------
-
-
 def test_importing_the_package_imports_nothing_and_every_name_is_there_when_it_is_used() -> None:
     code = (
         "import sys, palimpsest\n"
         "print(*sys.modules)\n"
-        "assert set(palimpsest.__all__) <= set(dir(palimpsest))\n"
+        "assert dir(palimpsest) == sorted(palimpsest.__all__)\n"
         "for name in palimpsest.__all__: getattr(palimpsest, name)\n"
-        "assert callable(palimpsest.train) and callable(palimpsest.evaluate)\n"
         "try: palimpsest.nothing\n"
         "except AttributeError as error: assert 'nothing' in str(error)"
     )
@@ -61,11 +56,8 @@ def test_importing_the_package_imports_nothing_and_every_name_is_there_when_it_i
 
 def test_what_type_checkers_see_is_what_is_exported() -> None:
     text = (ROOT / "src" / "palimpsest" / "__init__.py").read_text("utf-8")
-    seen = set(re.findall(r"^    from \S+ import (\w+) as \1$", text, re.MULTILINE))
-    assert seen == set(palimpsest.__all__) - {"__version__"}
-
-
-# ---- what comes back -----------------------------------------------------------------------------------------
+    shown = set(re.findall(r"^    from \S+ import (\w+) as \1$", text, re.MULTILINE))
+    assert shown == set(palimpsest.__all__) - {"__version__"}
 
 
 def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> None:
@@ -81,7 +73,7 @@ def test_a_run_tells_its_steps_metrics_and_checkpoint(run: palimpsest.Run) -> No
         palimpsest.Run(run.folder / "nothing")
 
 
-def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path: Path) -> None:
+def test_an_evaluation_has_a_table_and_samples(run: palimpsest.Run, tmp_path: Path) -> None:
     evaluation = run.evaluate(chunks=[2, 1], limit=2, out=tmp_path, baselines=False, quiet=True)
     assert evaluation.table.column("") == ["1 chunk", "2 chunks"]
     assert (len(evaluation), evaluation["2 chunks"].problems) == (4, 2)
@@ -94,50 +86,40 @@ def test_an_evaluation_has_a_table_and_each_sample(run: palimpsest.Run, tmp_path
     again = palimpsest.evaluate(
         run.folder, recipe=run.config, chunks=1, limit=2, out=tmp_path, baselines=False, quiet=True
     )
-    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4  # what was played is not played again
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 4  # no episode is played again
     assert [sample.answer for sample in again] == [s.answer for s in evaluation if s.size == 1]
 
 
-def test_a_run_brings_its_own_configuration_wherever_it_is_named(
+def test_a_run_is_evaluated_with_its_configuration(
     tiny_model_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Who was trained to recall is not measured as one that overwrites."""
     changes = small_run(tiny_model_folder, max_steps=1)
     options = {**changes.pop("policy.options"), "reply_tokens": 16, "prompts": "short"}
     changes["policy"] = {"name": "recall", "options": options}
     run = palimpsest.train("memagent-quickstart", changes, out=tmp_path / "run", quiet=True)
     for model in (run, run.folder, run.model):
-        evaluation = palimpsest.evaluate(model, chunks=1, limit=1, quiet=True)
-        assert evaluation.config.policy.name == "recall"
-        assert evaluation.config.policy.options["reply_tokens"] == 16
+        policy = evaluation_config(Agent(model)).policy
+        assert (policy.name, policy.options["reply_tokens"]) == ("recall", 16)
     assert "recall" in palimpsest.play(model=run, chunks=1).turns[0].prompt
-    command = request.getfixturevalue("palimpsest")
-    asked = ("eval", str(run.folder), "--chunks", "1", "--limit", "1")
-    done = command(*asked)
-    assert (done.returncode, "recall: " in done.stderr) == (0, True)
-    other = command(*asked, "--policy", "overwrite", "prompts=short")
-    assert f"{run.folder} trained with recall, not overwrite" in other.stderr
-    agent = Agent(run.folder, overrides=["policy.name=retrieval"])
-    assert agent.notes(evaluation_config(agent))[0] == f"{run.folder} trained with recall, not retrieval"
+    words = ("eval", str(run.folder), "--chunks", "1", "--limit", "1", "--policy", "overwrite", "prompts=short")
+    assert f"{run.folder} trained with recall, not overwrite" in request.getfixturevalue("palimpsest")(*words).stderr
 
 
-def test_problems_of_ones_own_are_evaluated_as_they_are(run: palimpsest.Run, tmp_path: Path) -> None:
+def test_problem_objects_are_evaluated(run: palimpsest.Run, tmp_path: Path) -> None:
     problems = [palimpsest.Problem(name, "Who?", ("Bob",), "Bob likes tea.") for name in ("a", "b")]
-    evaluation = palimpsest.evaluate(run, problems, out=tmp_path, baselines=False, quiet=True)
-    assert [sample.id for sample in evaluation] == ["a", "b"]
-    palimpsest.evaluate(run, problems, out=tmp_path, baselines=False, quiet=True)
-    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2
-    with pytest.raises(palimpsest.PalimpsestError):  # other problems are another evaluation
-        palimpsest.evaluate(run, [palimpsest.Problem("a", "Where?", ("x",), "y")], out=tmp_path, quiet=True)
-    for wrong, words in (
-        ([1], r"palimpsest\.evaluate\(data=\.\.\.\) item 0 is of type int"),
-        (problems + problems, "two problems have the id 'a'"),
-        ([], r"palimpsest\.evaluate\(data=\.\.\.\) is empty"),
-    ):
-        with pytest.raises(palimpsest.PalimpsestError, match=words):
-            palimpsest.evaluate(run, wrong, quiet=True)
-    with pytest.raises(palimpsest.PalimpsestError, match="takes no documents"):
-        palimpsest.evaluate(run, problems, limit=1, quiet=True)
+    for _ in range(2):
+        evaluation = palimpsest.evaluate(run, problems, out=tmp_path, baselines=False, quiet=True)
+        assert [sample.id for sample in evaluation] == ["a", "b"]
+        assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        ([palimpsest.Problem("a", "Where?", ("x",), "y")], {"out": tmp_path}, "contains another evaluation"),
+        ([1], {}, r"palimpsest\.evaluate\(data=\.\.\.\) item 0 is of type int"),
+        (problems + problems, {}, "two problems have the id 'a'"),
+        (problems, {"limit": 1}, "takes no documents"),
+    ]
+    for data, options, message in wrong:
+        with pytest.raises(palimpsest.PalimpsestError, match=message):
+            palimpsest.evaluate(run, data, quiet=True, **options)
 
 
 def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec: Any) -> None:
@@ -152,46 +134,16 @@ def test_an_episode_can_be_read_memory_by_memory(run: palimpsest.Run, tiny_codec
     assert run.play(chunks=2).answer == episode.answer  # drawn again, the same
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: palimpsest.play("Who?", ["Omar sells tea."]),
-            "palimpsest.play(context=...) is of type list: pass one",
-        ),
-        (lambda: palimpsest.play("Who?", "x", answers=3), "palimpsest.play(answers=...) is of type int: pass a text"),
-        (lambda: palimpsest.play(3), "palimpsest.play(problem=...) is of type int: pass a question"),
-        (
-            lambda: palimpsest.play(palimpsest.Problem("a", "Who?", (), ["x"])),
-            "palimpsest.play(problem=...): Problem.context is of type list",
-        ),
-        (
-            lambda: palimpsest.evaluate(api_key_env="X"),
-            "--api-key-env X: needs an endpoint; set --base-url",
-        ),
-        (lambda: palimpsest.train(), "train: pass a recipe"),
-        (lambda: palimpsest.ask("embedded", "no.txt", "Who?", api_key_env="X"), "--api-key-env X"),
-    ],
-)
-def test_an_error_names_the_argument(
-    call: Callable[[], Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(palimpsest.PalimpsestError, match=re.escape(message)):
-        call()
-
-
-def test_an_unknown_argument_is_told_by_the_call_that_was_made_with_the_nearest() -> None:
+def test_an_unknown_argument_names_call_and_nearest() -> None:
     calls: list[Any] = [palimpsest.train, palimpsest.play, palimpsest.quickstart]
     for call, wrong, near in zip(calls, ("rewards", "quite", "seedz"), ("reward", "quiet", "seed"), strict=True):
-        told = rf"palimpsest\.{call.__name__}\(\): got an unexpected keyword argument '{wrong}'; did you mean {near}"
-        with pytest.raises(TypeError, match=told):
+        result = rf"palimpsest\.{call.__name__}\(\): got an unexpected keyword argument '{wrong}'; did you mean {near}"
+        with pytest.raises(TypeError, match=result):
             call(**{wrong: True})
 
 
 @pytest.mark.parametrize(
-    ("wrong", "key"),
-    [("max_steps", "train.max_steps"), ("steps", "train.max_steps"), ("lr", "optim.learning_rate")],
+    ("wrong", "key"), [("max_steps", "train.max_steps"), ("steps", "train.max_steps"), ("lr", "optim.learning_rate")]
 )
 def test_a_key_of_the_configuration_is_no_argument(wrong: str, key: str) -> None:
     call: Any = palimpsest.train
@@ -203,20 +155,15 @@ def test_a_key_of_the_configuration_is_no_argument(wrong: str, key: str) -> None
     assert "overrides" not in str(caught.value)
 
 
-def test_a_command_tells_of_its_options(request: pytest.FixtureRequest) -> None:
-    done = request.getfixturevalue("palimpsest")("eval", "--api-key-env", "X")
-    assert "--api-key-env X: needs an endpoint; set --base-url too" in " ".join(done.stderr.split())
-
-
 def test_every_call_can_be_quiet(capsys: pytest.CaptureFixture[str], run: palimpsest.Run, tmp_path: Path) -> None:
     for name in ("train", "evaluate", "play", "ask", "quickstart", "compare"):
         assert "quiet" in inspect.signature(getattr(palimpsest, name)).parameters, name
     (tmp_path / "story.txt").write_text("Anna lives in Rome.")
-    asked = run.ask(tmp_path / "story.txt", "Where does Anna live?", quiet=True)
+    reply = run.ask(tmp_path / "story.txt", "Where does Anna live?", quiet=True)
     run.play("Where does Anna live?", "Anna lives in Rome.", quiet=True)
     assert capsys.readouterr() == ("", "")
-    assert len(repr(asked)) < 1000
-    assert "token_ids" not in repr(asked.trajectory)
+    assert len(repr(reply)) < 1000
+    assert "token_ids" not in repr(reply.trajectory)
 
 
 def test_the_metrics_of_a_run_show_their_main_columns_and_draw_themselves(run: palimpsest.Run) -> None:
@@ -236,9 +183,7 @@ def test_the_metrics_of_a_run_show_their_main_columns_and_draw_themselves(run: p
         metrics.plot("reward/meen")
 
 
-def test_a_table_becomes_a_data_frame_where_pandas_is_installed(
-    run: palimpsest.Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_becomes_a_data_frame_with_pandas(run: palimpsest.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(palimpsest.PalimpsestError, match="pip install pandas"):
         run.metrics.to_pandas()
@@ -250,27 +195,23 @@ def test_a_table_becomes_a_data_frame_where_pandas_is_installed(
     assert [row["reward/mean"] for row in rows] == run.metrics.column("reward/mean")
 
 
-def test_a_problem_makes_its_own_id_of_what_it_asks() -> None:
+def test_a_problem_has_an_id_from_its_content() -> None:
     first = palimpsest.Problem(question="Who?", answers="Bob", context="Bob drinks tea.")
     assert first.answers == ("Bob",)
     assert first == palimpsest.Problem(question="Who?", answers=["Bob"], context="Bob drinks tea.")
-    others = [palimpsest.Problem(question="Who?", answers=("Bob",), context=each) for each in (None, "Bob")]
-    assert len({first.id, *(other.id for other in others)}) == 3
+    rest = [palimpsest.Problem(question="Who?", answers=("Bob",), context=item) for item in (None, "Bob")]
+    assert len({first.id, *(other.id for other in rest)}) == 3
     assert len(repr(palimpsest.Problem(question="Who?", context="x" * 10_000))) < 200
     with pytest.raises(palimpsest.PalimpsestError, match=r"item 0: Problem\.question='': must be a question"):
         palimpsest.evaluate(data=[palimpsest.Problem(answers=("Bob",))])
-
-
-def test_names_of_the_package_are_those_it_exports() -> None:
-    assert dir(palimpsest) == sorted(palimpsest.__all__)
 
 
 def test_a_run_goes_where_its_folder_goes(run: palimpsest.Run) -> None:
     sizes: Any = {"chunks": 1, "limit": 1, "quiet": True}
     (by_run,), (by_folder,) = palimpsest.evaluate(run, **sizes), palimpsest.evaluate(run.folder, **sizes)
     assert (by_run.id, by_run.answer) == (by_folder.id, by_folder.answer)
-    asked = ("Where does Anna live?", "Anna lives in Rome.")
-    assert palimpsest.play(*asked, model=run).trajectory == palimpsest.play(*asked, model=run.folder).trajectory
+    reply = ("Where does Anna live?", "Anna lives in Rome.")
+    assert palimpsest.play(*reply, model=run).trajectory == palimpsest.play(*reply, model=run.folder).trajectory
     with pytest.raises(palimpsest.PalimpsestError, match="a run folder; use its configuration"):
         palimpsest.train(str(run.folder))
 
@@ -287,7 +228,7 @@ def test_a_refusal_stands_alone_without_an_error_behind_it() -> None:
     assert caught.value.__context__ is None
 
 
-def test_a_question_of_ones_own_is_played_and_graded_where_it_has_answers(run: palimpsest.Run) -> None:
+def test_a_question_with_answers_is_played_and_graded(run: palimpsest.Run) -> None:
     episode = run.play("Where does Anna live?", "Anna lives in Rome.", answers="Rome")
     assert episode.problem.answers == ("Rome",)
     assert episode.grade is not None
@@ -306,31 +247,28 @@ class Echo(palimpsest.MemoryPolicy):
         return palimpsest.Answered((problem.context or "")[:4])
 
 
-def test_a_policy_can_be_tried_as_an_object(run: palimpsest.Run) -> None:
-    assert run.play("Where?", "Rome, said Anna.", policy=Echo()).answer == "Rome"
-
-
-def test_several_calls_awaited_together_load_their_models_whole(run: palimpsest.Run) -> None:
+def test_concurrent_calls_load_complete_models(run: palimpsest.Run) -> None:
     async def together() -> list[palimpsest.Episode]:
         return await asyncio.gather(*(palimpsest.play_async(model=run, chunks=1) for _ in range(4)))
 
-    first, *others = asyncio.run(together())
-    assert [other.answer for other in others] == [first.answer] * 3
+    first, *rest = asyncio.run(together())
+    assert [other.answer for other in rest] == [first.answer] * 3
 
 
 class Plain:
-    """What `Echo` does, without the contract as its base."""
+    """A policy without the base class."""
 
     run = Echo.run
 
 
-def test_a_policy_object_need_not_inherit_the_contract(run: palimpsest.Run) -> None:
-    policy: Any = Plain()
+@pytest.mark.parametrize("kind", [Echo, Plain])
+def test_play_takes_a_policy_object(kind: Any, run: palimpsest.Run) -> None:
+    policy = kind()
     assert run.play("Where?", "Rome, said Anna.", policy=policy).answer == "Rome"
-    assert type(policy) is Plain
+    assert type(policy) is kind
 
 
-def test_a_table_is_escaped_in_a_notebook_and_kept_to_one_line_a_row() -> None:
+def test_a_table_is_escaped_and_has_a_line_per_row() -> None:
     table = Table.of([{"answer": "<b>\x1b[31m\n"}] * 60)
     assert len(repr(table).splitlines()) == 42
     assert "\x1b" not in repr(table)
@@ -340,31 +278,12 @@ def test_a_table_is_escaped_in_a_notebook_and_kept_to_one_line_a_row() -> None:
         table.column("nothing")
 
 
-# ---- recipes and overrides -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {"train.max_steps": 7, "data.corpus": None},
-        {"train": {"max_steps": 7}, "data": {"corpus": None}},
-        ["train.max_steps=7"],
-    ],
-)
-def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
-    config = palimpsest.load_recipe("memagent-quickstart", overrides)
-    assert config == palimpsest.load_recipe("memagent-quickstart", ["train.max_steps=7"])
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: palimpsest.train("memagent-7"), "did you mean memagent-7b?"),
         (lambda: palimpsest.train("memagent-7b", {"train": {"stps": 3}}), "train.stps; did you mean train.max_steps?"),
-        (
-            lambda: palimpsest.train("memagent-7b", {"train.max_steps": "many"}),
-            "train.max_steps='many'",
-        ),
+        (lambda: palimpsest.train("memagent-7b", {"train.max_steps": "many"}), "train.max_steps='many'"),
         (lambda: palimpsest.train("memagent-7b", "train.max_steps=3"), "give a mapping or a list of texts"),
         (lambda: palimpsest.evaluate(overrides={"chunksize": 3}), "policy.options.chunksize"),
         (lambda: palimpsest.evaluate(chunks=0), "chunks=[0]"),
@@ -387,14 +306,21 @@ def test_overrides_are_texts_or_mappings(overrides: Any) -> None:
         (lambda: palimpsest.evaluate(3), "palimpsest.evaluate(model=...) is of type int: pass a transformers model"),
         (lambda: palimpsest.play("Who?", "He.", model=None), "palimpsest.play(model=...) is missing: pass a transf"),
         (lambda: palimpsest.evaluate(policy=3), "palimpsest.evaluate(policy=...) is of type int: pass a class"),
-        (
-            lambda: palimpsest.evaluate(chunks="4,8"),
-            "chunks='4,8': expected a whole number or a list",
-        ),
+        (lambda: palimpsest.evaluate(chunks="4,8"), "chunks='4,8': expected a whole number or a list"),
         (lambda: palimpsest.evaluate(chunks=4.0), "chunks=4.0: expected a whole number or a list"),
         (lambda: palimpsest.evaluate(chunks=[]), "chunks=[]: expected"),
         (lambda: palimpsest.evaluate(documents=4), "data.train_files=synthetic has none"),
         (lambda: palimpsest.play(" ", "He."), "the question is blank"),
+        (lambda: palimpsest.play("Who?", ["x"]), "palimpsest.play(context=...) is of type list: pass one"),
+        (lambda: palimpsest.play("Who?", "x", answers=3), "palimpsest.play(answers=...) is of type int: pass a text"),
+        (lambda: palimpsest.play(3), "palimpsest.play(problem=...) is of type int: pass a question"),
+        (
+            lambda: palimpsest.play(palimpsest.Problem("a", "Who?", (), ["x"])),
+            "palimpsest.play(problem=...): Problem.context is of type list",
+        ),
+        (lambda: palimpsest.evaluate(api_key_env="X"), "--api-key-env X: needs an endpoint; set --base-url"),
+        (lambda: palimpsest.train(), "train: pass a recipe"),
+        (lambda: palimpsest.ask("embedded", "no.txt", "Who?", api_key_env="X"), "--api-key-env X"),
     ],
 )
 def test_a_wrong_argument_is_named_in_one_line(
@@ -407,26 +333,21 @@ def test_a_wrong_argument_is_named_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- where they can be called --------------------------------------------------------------------------------
-
-
-def test_a_run_inside_a_running_loop_and_in_a_thread_comes_to_the_same_bytes(
-    run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_loops_and_threads_train_the_same_bytes(run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     settings = small_run(tiny_model_folder)
 
+    def train(name: str) -> palimpsest.Run:
+        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / name, quiet=True)
+
     async def inside() -> palimpsest.Run:
-        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / "inside", quiet=True)
+        return train("inside")
 
     async def awaited() -> palimpsest.Run:
         return await palimpsest.train_async("memagent-quickstart", settings, out=tmp_path / "awaited", quiet=True)
 
-    def threaded() -> None:
-        palimpsest.train("memagent-quickstart", settings, out=tmp_path / "threaded", quiet=True)
-
     asyncio.run(inside())
     asyncio.run(awaited())
-    thread = threading.Thread(target=threaded)
+    thread = threading.Thread(target=train, args=("threaded",))
     thread.start()
     thread.join()
     for name in ("inside", "awaited", "threaded"):
@@ -434,9 +355,7 @@ def test_a_run_inside_a_running_loop_and_in_a_thread_comes_to_the_same_bytes(
             assert (tmp_path / name / file).read_bytes() == (run.folder / file).read_bytes()
 
 
-def test_quiet_shows_nothing_and_otherwise_steps_are_told(
-    tmp_path: Path, tiny_model_folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_shows_no_steps(tmp_path: Path, tiny_model_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings = small_run(tiny_model_folder) | {"logging.report_to": ["console", "jsonl"]}
     palimpsest.train("memagent-quickstart", settings, out=tmp_path / "quiet", quiet=True)
     out, err = capfd.readouterr()
@@ -445,40 +364,16 @@ def test_quiet_shows_nothing_and_otherwise_steps_are_told(
     assert "steps 2/2  elapsed" in capfd.readouterr().err
 
 
-# ---- stopping ------------------------------------------------------------------------------------------------
-
-
-class StopsAtStep(Silent):
-    """Does something when a step is done."""
-
-    def __init__(self, step: int, does: Callable[[], None]) -> None:
-        self.at, self.does = step, does
-
-    def steps(self, total: int) -> Any:
-        watcher = Silent().steps(total)
-        outer = self
-
-        class Watching(type(watcher)):  # type: ignore[misc]
-            def log(self, step: int, metrics: Any, timings: Any) -> None:
-                if step == outer.at:
-                    outer.does()
-
-        return Watching()
-
-
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("where", ["plain", "running loop"])
-def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_same_bytes(
-    where: str, run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    settings = small_run(tiny_model_folder) | {"logging.report_to": ["console", "jsonl"]}
+def test_an_interrupted_run_resumes(where: str, run: palimpsest.Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+    arguments: Any = ("memagent-quickstart", small_run(tiny_model_folder))
 
     def begin() -> palimpsest.Run:
-        stopping = StopsAtStep(1, interrupt)
-        return palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", progress=stopping)
+        return palimpsest.train(*arguments, out=tmp_path / "run", quiet=True, callbacks=lambda *_: interrupt())
 
     async def inside() -> palimpsest.Run:
         return begin()
@@ -486,15 +381,13 @@ def test_an_interrupt_finishes_the_step_and_the_run_goes_on_to_the_same_bytes(
     stopped = begin() if where == "plain" else asyncio.run(inside())
     assert (stopped.steps, stopped.finished) == (1, False)
     assert "1 of 2 steps, unfinished" in repr(stopped)
-    resumed = palimpsest.train("memagent-quickstart", settings, out=tmp_path / "run", resume=True, quiet=True)
+    resumed = palimpsest.train(*arguments, out=tmp_path / "run", resume=True, quiet=True)
     assert resumed.finished
     for file in ("metrics.jsonl", "checkpoints/step-000002/model.safetensors"):
         assert (resumed.folder / file).read_bytes() == (run.folder / file).read_bytes()
 
 
-def test_a_quiet_run_that_stops_early_says_so(
-    tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_early_stop_is_printed(tmp_path: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stop = GracefulStop()
     settings = small_run(tiny_model_folder, max_steps=50)
     run = palimpsest.train(
@@ -505,20 +398,6 @@ def test_a_quiet_run_that_stops_early_says_so(
     with pytest.raises(palimpsest.PalimpsestError, match="interrupted after 1 of 50 steps"):
         run.evaluate(chunks=[1], limit=1, quiet=True)
     assert len(run.evaluate(partial=True, chunks=[1], limit=1, baselines=False, quiet=True)) == 1
-
-
-def test_a_run_in_a_thread_ends_when_it_is_asked_to(tmp_path: Path, tiny_model_folder: Path) -> None:
-    stop, runs = GracefulStop(), list[palimpsest.Run]()
-    settings = small_run(tiny_model_folder, max_steps=50) | {"logging.report_to": ["console"]}
-    asking = StopsAtStep(2, lambda: stop.request("enough"))
-
-    def work() -> None:
-        runs.append(palimpsest.train("memagent-quickstart", settings, out=tmp_path, stop=stop, progress=asking))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(120)
-    assert [done.steps for done in runs] == [2]
 
 
 def test_an_interrupt_of_other_work_in_a_running_loop_cancels_it_and_is_raised() -> None:
@@ -540,7 +419,7 @@ def test_an_interrupt_of_other_work_in_a_running_loop_cancels_it_and_is_raised()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_blocking_call_has_the_signature_and_raises_the_errors_of_its_coroutine() -> None:
+def test_a_blocking_call_is_like_its_coroutine() -> None:
     @blocking
     async def halved_async(number: int) -> int:
         """Half of it."""

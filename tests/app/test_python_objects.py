@@ -1,13 +1,16 @@
-"""Objects that `palimpsest.train` takes from Python: rewards, problems, policies, callbacks, loaded models."""
+"""Objects that Python calls take: rewards, problems, policies, callbacks, loaded models."""
 
 from __future__ import annotations
 
-import json
+import ast
+import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ import pytest
 import yaml
 
 import palimpsest
+from palimpsest.app.train.training_summary import next_steps
+from palimpsest.config.load import load_recipe
 from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.types import Completion, Outcome, StopReason, Turn
 from support.small_run import small_run
 
-ROOT = Path(__file__).parents[2]
 ROWS = [
     {"question": f"What does {name} drink?", "answers": [drink], "context": f"{name} drinks {drink}.\nBob likes rain."}
     for name, drink in (("Anna", "tea"), ("Omar", "milk"))
@@ -26,12 +31,8 @@ ROWS = [
 
 
 def small(model: Path, **changes: Any) -> dict[str, Any]:
-    """Of a tiny model; synthetic documents' keys stay the recipe's."""
+    """Overrides of a tiny model without keys of synthetic documents."""
     return {key: value for key, value in small_run(model, **changes).items() if not key.startswith("data.")}
-
-
-def saved(run: palimpsest.Run) -> Any:
-    return yaml.safe_load((run.folder / "config.yaml").read_text())
 
 
 def local_reward() -> Any:
@@ -43,24 +44,27 @@ def local_reward() -> Any:
     return by_number
 
 
+def one(problem: palimpsest.Problem, trajectory: palimpsest.Trajectory) -> float:
+    return 1.0
+
+
+def test_a_reward_of_a_module_is_stored_by_name(tiny_model_folder: Path, tmp_path: Path) -> None:
+    changes = small_run(tiny_model_folder, max_steps=1)
+    run = palimpsest.train("memagent-quickstart", changes, reward=one, out=tmp_path / "run", quiet=True)
+    assert run.config.reward.name == f"{__name__}:one"
+
+
 def test_a_reward_and_problems_can_be_objects(tiny_model_folder: Path, tmp_path: Path) -> None:
-    seen: list[int] = []
+    observed: list[int] = []
 
     def watch(step: int, metrics: Any, timings: Any) -> None:
-        seen.append(step)
+        observed.append(step)
 
-    run = palimpsest.train(
-        "memagent-quickstart",
-        small(tiny_model_folder),
-        reward=local_reward(),
-        data=ROWS,
-        callbacks=watch,
-        out=tmp_path / "run",
-        quiet=True,
-    )
+    things: Any = {"reward": local_reward(), "data": ROWS, "callbacks": watch, "out": tmp_path / "run", "quiet": True}
+    run = palimpsest.train("memagent-quickstart", small(tiny_model_folder), **things)
     assert run.metrics.column("reward/mean") == [0.75, 0.75]
-    assert seen == [1, 2]
-    config = saved(run)
+    assert observed == [1, 2]
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
     assert (config["reward"]["name"], config["data"]["train_files"]) == ("object:by_number", "object:data")
     assert config["logging"]["report_to"] == ["jsonl", "object:watch"]
     assert config["data"]["curriculum"] is None
@@ -68,19 +72,16 @@ def test_a_reward_and_problems_can_be_objects(tiny_model_folder: Path, tmp_path:
     assert [(sample.id, sample.value) for sample in evaluation] == [("data-0", 0.25), ("data-1", 0.25)]
 
 
-def test_a_reward_that_was_given_is_the_only_one(tiny_model_folder: Path, tmp_path: Path) -> None:
-    """memagent-quickstart multiplies its own by 1 - 2 x the share of sentences that stand nowhere."""
-    reward = local_reward()
-    run = palimpsest.train(
-        "memagent-quickstart", small_run(tiny_model_folder), reward=reward, out=tmp_path / "a", quiet=True
-    )
-    assert run.config.reward.unsupported_penalty == 0
-    asked = small_run(tiny_model_folder, max_steps=1) | {"reward.unsupported_penalty": 2.0}
-    run = palimpsest.train("memagent-quickstart", asked, reward=reward, out=tmp_path / "b", quiet=True)
-    assert run.config.reward.unsupported_penalty == 2
+@pytest.mark.parametrize(("overrides", "penalty"), [({}, 0), ({"reward.unsupported_penalty": 2.0}, 2)])
+def test_a_reward_object_replaces_the_recipes_penalty(
+    overrides: dict[str, Any], penalty: float, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    changes = small_run(tiny_model_folder, max_steps=1) | overrides
+    run = palimpsest.train("memagent-quickstart", changes, reward=local_reward(), out=tmp_path / "a", quiet=True)
+    assert run.config.reward.unsupported_penalty == penalty
 
 
-def test_a_resumed_run_is_given_its_objects_again(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_needs_its_objects(tiny_model_folder: Path, tmp_path: Path) -> None:
     things = {"reward": local_reward(), "data": ROWS}
     straight = palimpsest.train(
         "memagent-quickstart", small(tiny_model_folder, max_steps=3), **things, out=tmp_path / "one", quiet=True
@@ -108,25 +109,8 @@ def at_once() -> Any:
     return stop
 
 
-def test_what_a_module_has_is_named_so_that_a_command_can_resume(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "named_rewards.py").write_text("def one(problem, trajectory):\n    return 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import named_rewards  # type: ignore[import-not-found]
-
-    run = palimpsest.train(
-        "memagent-quickstart",
-        small_run(tiny_model_folder, max_steps=1),
-        reward=named_rewards.one,
-        out=tmp_path / "run",
-        quiet=True,
-    )
-    assert run.config.reward.name == "named_rewards:one"
-
-
 class Sized:
-    """What `datasets.Dataset` has of a list."""
+    """The part of the interface of `datasets.Dataset` that a list has too."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         self.rows, self.column_names = rows, list(rows[0])
@@ -156,26 +140,19 @@ def test_problems_come_as_dicts_problems_or_a_data_set(data: Any, tiny_model_fol
     assert (sample.id, sample.question) == ("data-0", "What does Anna drink?")
 
 
-def test_a_list_shorter_than_a_step_is_the_whole_step(
-    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_short_list_is_one_step(tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = small(tiny_model_folder, max_steps=1)
     del changes["train"]["batch_size"], changes["train"]["num_minibatches"]
     run = palimpsest.train("memagent-quickstart", changes, data=ROWS, out=tmp_path / "run")
     assert (run.config.train.batch_size, run.config.train.num_minibatches) == (2, 2)
-    said = "palimpsest.train(data=...) has 2: train.batch_size is 2, not 8"
-    assert said in " ".join(capsys.readouterr().err.split())
+    message = "palimpsest.train(data=...) has 2: train.batch_size is 2, not 8"
+    assert message in " ".join(capsys.readouterr().err.split())
     fewer: Any = {"resume": run.folder, "data": ROWS[:1]}
     with pytest.raises(palimpsest.PalimpsestError, match=r"train\(data=\.\.\.\) has 1 problem, a step of .* takes 2"):
         palimpsest.train(**fewer, quiet=True)
+    overrides = {**changes, "train.batch_size": 3, "train.num_minibatches": 1}
     with pytest.raises(palimpsest.PalimpsestError, match="object:data has 2 problems, a step needs 3"):
-        palimpsest.train(
-            "memagent-quickstart",
-            {**changes, "train.batch_size": 3, "train.num_minibatches": 1},
-            data=ROWS,
-            out=tmp_path / "b",
-            quiet=True,
-        )
+        palimpsest.train("memagent-quickstart", overrides, data=ROWS, out=tmp_path / "b", quiet=True)
 
 
 @dataclass
@@ -190,7 +167,7 @@ class Parrot(palimpsest.MemoryPolicy):
 
 
 class Held(palimpsest.MemoryPolicy):
-    """Of an object whose options no configuration can hold."""
+    """A policy whose options no configuration can store."""
 
     def __init__(self, inner: Parrot) -> None:
         self.inner = inner
@@ -201,28 +178,20 @@ class Held(palimpsest.MemoryPolicy):
 
 def test_a_policy_is_a_class_or_an_object(tiny_model_folder: Path, tmp_path: Path) -> None:
     changes: Any = small(tiny_model_folder, max_steps=1)
-    del changes["policy.options"]
-    named = f"{Parrot.__module__}:Parrot"
-    held: Any = Held(Parrot(3))
-    given: list[tuple[Any, str, dict[str, Any], str]] = [
-        (Parrot, named, {}, "Rome"),
-        (Parrot(2), named, {"characters": 2}, "Ro"),
-        (held, "object:Held", {}, "Rom"),
+    sizes = changes.pop("policy.options")
+    name = f"{Parrot.__module__}:Parrot"
+    policies: list[tuple[Any, str, dict[str, Any]]] = [
+        (Parrot, name, {}),
+        (Parrot(2), name, {"characters": 2}),
+        (Held(Parrot(3)), "object:Held", {}),
+        (OverwritePolicy(**sizes), "overwrite", sizes),
     ]
-    for number, (policy, name, options, answer) in enumerate(given):
+    for number, (policy, name, options) in enumerate(policies):
         out = tmp_path / str(number)
         run = palimpsest.train("memagent-quickstart", changes, policy=policy, data=ROWS, out=out, quiet=True)
-        assert (run.config.policy.name, run.config.policy.options) == (name, options)
-        assert run.play("Where?", "Rome, said Anna.").answer == answer
-
-
-def test_a_shipped_policy_object_becomes_its_name_and_options(tiny_model_folder: Path, tmp_path: Path) -> None:
-    policy = OverwritePolicy(chunk_size=64, memory_tokens=8, question_tokens=64, answer_tokens=8)
-    changes = small(tiny_model_folder, max_steps=1)
-    del changes["policy.options"]
-    run = palimpsest.train("memagent-quickstart", changes, policy=policy, data=ROWS, out=tmp_path / "run", quiet=True)
-    assert run.config.policy.name == "overwrite"
-    assert run.config.policy.options["memory_tokens"] == 8
+        assert (run.config.policy.name, run.config.policy.options.items() >= options.items()) == (name, True)
+        if name != "overwrite":
+            assert run.play("Where?", "Rome, said Anna.").answer == "Rome, said Anna."[: [4, 2, 3][number]]
 
 
 @pytest.mark.parametrize(
@@ -246,16 +215,14 @@ def test_a_shipped_policy_object_becomes_its_name_and_options(tiny_model_folder:
         ),
     ],
 )
-def test_a_wrong_object_is_refused_by_its_argument_or_key(
-    things: dict[str, Any], words: str, tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_object_is_refused(things: dict[str, Any], words: str, tiny_model_folder: Path, tmp_path: Path) -> None:
     changes = {key: value for key, value in small(tiny_model_folder).items() if key != "model.path"}
     with pytest.raises(palimpsest.PalimpsestError, match=words):
         palimpsest.train("memagent-quickstart", changes, **things, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_given_twice_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_an_argument_and_its_override_are_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
     both = {**small_run(tiny_model_folder), "reward.name": "em"}
     with pytest.raises(palimpsest.PalimpsestError, match=r"train\(reward=\.\.\.\) and the override reward\.name"):
         palimpsest.train("memagent-quickstart", both, reward=local_reward(), out=tmp_path / "run", quiet=True)
@@ -307,48 +274,186 @@ def test_evaluate_and_play_take_objects_too(tiny_model_folder: Path, tmp_path: P
     assert episode.grade.value == 0.25
 
 
-SCRIPT = """
+ROOT = Path(__file__).parents[2]
+
+NUMBERS: dict[str, float] = {}
+CELLS = """\
 import palimpsest
 from support.small_run import small_run
-
+changes = {{key: value for key, value in small_run({model!r}).items() if not key.startswith(("data.", "policy."))}}
+rows = [{{"question": "What does Anna drink?", "answers": ["tea"], "context": "Anna drinks tea."}}]
 class Short(palimpsest.MemoryPolicy):
     async def run(self, problem, model):
         await model.generate(model.codec.encode(problem.question), name="answer", max_tokens=2)
         return palimpsest.Answered("tea")
 
-class Watch:
-    def log(self, step, metrics, timings):
-        print("step", step, metrics["reward/mean"])
-
 def right(problem, trajectory):
     return float(trajectory.answer in problem.answers)
 
-changes = small_run({model!r}, max_steps=1)
-changes = {{key: changes[key] for key in ("model.path", "train", "logging.report_to")}}
-rows = [{{"question": "What does Anna drink?", "answers": ["tea"], "context": "Anna drinks tea."}}]
-run = palimpsest.train("memagent-quickstart", changes, policy=Short, reward=right, data=rows, callbacks=[Watch()],
-                       out="run", quiet=True)
-print(run.play("Who?", "Bob.").answer)
+def watch(step, metrics, timings):
+    print("step", step, metrics["reward/mean"])
+
+things = {{"policy": Short, "reward": right, "data": rows, "quiet": True}}
+run = palimpsest.train("memagent-quickstart", changes, **things, callbacks=watch, out="run")
+evaluation = run.evaluate(baselines=False, quiet=True)
+print(evaluation.title.split(",")[0], evaluation.accuracy.mean)
+more = palimpsest.train(resume=run, overrides={{"train.max_steps": 3}}, quiet=True)
+palimpsest.train("memagent-quickstart", changes, **things, out="run")
+palimpsest.train(resume="run", quiet=True)
 """
 
 
 @pytest.mark.slow
-def test_everything_can_be_defined_in_a_script_and_a_command_says_what_it_lacks(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.format(model=str(tiny_model_folder)))
+def test_everything_can_be_typed_into_an_interactive_session(tiny_model_folder: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"}
     options: Any = {"capture_output": True, "text": True, "cwd": tmp_path, "env": env, "timeout": 240}
-    done = subprocess.run([sys.executable, "script.py"], **options)
+    cells = CELLS.format(model=str(tiny_model_folder))
+    done = subprocess.run([sys.executable, "-q", "-i"], input=cells, **options)
+    assert done.stdout.splitlines() == ["step 1 1.0", "step 2 1.0", "Short on problems 1.0", "step 3 1.0"], done.stderr
+    refused = [line for line in done.stderr.splitlines() if line.startswith("palimpsest.errors.")]
+    again = "palimpsest.train(resume='run', reward=..., policy=..., data=..., callbacks=...)"
+    assert "run contains a run (3 steps, newest checkpoint step-000003): " in refused[0]
+    assert refused[0].endswith(f"{again} continues it, --force renames it (in Python resume=True, force=True)")
+    assert refused[1].endswith(f"no file stores: pass them again, {again}")
+    exported = [sys.executable, "-m", "palimpsest", "export", "run", "--out", "exported"]
+    done = subprocess.run(exported, **options)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["step 1 1.0", "tea"]
-    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
-    names = [config["policy"]["name"], config["reward"]["name"], *config["logging"]["report_to"]]
-    assert names == ["object:Short", "object:right", "jsonl", "object:Watch"]
-    started = json.loads((tmp_path / "run" / "events.jsonl").read_text().splitlines()[0])
-    assert started["detail"] == {"given": ["reward", "policy", "data", "callbacks"]}
-    command = [sys.executable, "-m", "palimpsest", "train", "--resume", "run", "train.max_steps=2"]
-    done = subprocess.run(command, **options)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-    said = "palimpsest.train(resume='run', reward=..., policy=..., data=..., callbacks=...)"
-    assert said in " ".join(done.stderr.split())
+    assert "policy=Short)" in done.stdout
+    assert "palimpsest serve" not in done.stdout
+
+
+OBJECTS = {"reward.name": "object:mine", "policy.name": "object:Mine", "policy.options": {}, "logging.report_to": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments"),
+    [
+        (OBJECTS, {"reward", "policy", "chunks", "out"}),
+        ({"data.train_files": "object:data", "data.curriculum": None}, {"data", "out"}),
+        ({"data.train_files": "object:data", "data.curriculum": None, "data.val_files": "held_out.json"}, {"out"}),
+        ({"logging.report_to": ["object:watch"]}, {"chunks", "out"}),
+    ],
+)
+def test_next_steps_with_objects_are_calls(changes: dict[str, Any], arguments: set[str], tmp_path: Path) -> None:
+    config = load_recipe("memagent-quickstart", {**changes, "train.max_steps": 2})
+    started = '{"kind": "started", "command": "train", "detail": {"given": ["reward"]}}\n'
+    (tmp_path / "events.jsonl").write_text(started)
+    measure, train_on = next_steps(tmp_path, config, 2)
+    for line, function, named in (
+        (measure, palimpsest.evaluate, arguments),
+        (train_on, palimpsest.train, {"resume", "reward", "overrides"}),
+    ):
+        call = ast.parse(line).body[0].value  # type: ignore[attr-defined]
+        assert ast.unparse(call.func) == f"palimpsest.{function.__name__}"
+        assert {keyword.arg for keyword in call.keywords} == named
+        inspect.signature(function).bind(*call.args, **{keyword.arg: keyword.value for keyword in call.keywords})
+    assert "overrides={'train.max_steps': 4}" in train_on
+
+
+def worth(value: float) -> Callable[[palimpsest.Problem, palimpsest.Trajectory], float]:
+    """A reward that no module has; every one of them has the same name."""
+
+    def reward(problem: palimpsest.Problem, trajectory: palimpsest.Trajectory) -> float:
+        assert problem.answers == (f"gold-{value}",) or problem.answers == ("Bob",)
+        return value
+
+    return reward
+
+
+def test_calls_in_threads_use_separate_objects(tiny_model_folder: Path, tmp_path: Path) -> None:
+    matches: dict[float, Any] = {}
+    together = threading.Barrier(3, timeout=120)
+
+    def call(value: float) -> None:
+        observed: list[float] = []
+
+        def watch(step: int, metrics: Any, timings: Any) -> None:
+            observed.append(metrics["reward/mean"])
+            together.wait()  # each call is in the middle of its run
+
+        rows = [{"question": f"What is {value}?", "answers": [f"gold-{value}"], "context": f"It is gold-{value}."}]
+        things: Any = {"reward": worth(value), "data": rows, "callbacks": watch, "quiet": True}
+        run = palimpsest.train("memagent-quickstart", small(tiny_model_folder), **things, out=tmp_path / f"run-{value}")
+        (sample,) = run.evaluate(baselines=False, quiet=True)
+        matches[value] = (observed, sample.question, sample.value)
+
+    values = (0.25, 0.5, 0.75)
+    threads = [threading.Thread(target=call, args=(value,)) for value in values]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert matches == {value: ([value, value], f"What is {value}?", value) for value in values}
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
+@pytest.mark.slow
+def test_objects_stay_in_the_calling_process_of_a_run_on_ranks(tiny_model_folder: Path, tmp_path: Path) -> None:
+    observed: list[int] = []
+
+    class Short(palimpsest.MemoryPolicy):
+        async def run(self, problem: palimpsest.Problem, model: palimpsest.Model) -> palimpsest.Answered:
+            await model.generate(model.codec.encode(problem.question), name="answer", max_tokens=2)
+            return palimpsest.Answered("Bob" if os.getpid() == here else "elsewhere")
+
+    def reward(problem: palimpsest.Problem, trajectory: palimpsest.Trajectory) -> float:
+        return float(trajectory.answer == "Bob" and os.getpid() == here)
+
+    here = os.getpid()
+    changes = {key: value for key, value in small(tiny_model_folder).items() if key != "policy.options"}
+    run = palimpsest.train(
+        "memagent-quickstart",
+        {**changes, "engine.name": "ray", "cluster.learners": 1, "train.max_steps": 1, "credit.dynamic_sampling": None},
+        policy=Short,
+        reward=reward,
+        data=[{"question": "Who?", "answers": ["Bob"], "context": "Bob."}],
+        callbacks=lambda step, metrics, timings: observed.append(step),
+        out=tmp_path / "run",
+        quiet=True,
+    )
+    assert (run.metrics.column("reward/mean"), observed) == ([1.0], [1])
+
+
+def test_an_error_of_a_local_reward_names_its_line(tiny_model_folder: Path, tmp_path: Path) -> None:
+    def broken(problem: palimpsest.Problem, trajectory: palimpsest.Trajectory) -> float:
+        return NUMBERS["missing"]
+
+    with pytest.raises(palimpsest.PalimpsestError) as refused:
+        palimpsest.train(
+            "memagent-quickstart", small_run(tiny_model_folder), reward=broken, out=tmp_path / "run", quiet=True
+        )
+    assert "broken raised KeyError: 'missing' (" in str(refused.value)
+    assert f"{Path(__file__).name}:" in str(refused.value)
+    assert "palimpsest check" not in str(refused.value)
+    assert str(refused.value).endswith(f"tracebacks are in {tmp_path / 'run' / 'events.jsonl'}")
+
+
+def test_a_failed_callback_is_named(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(step: int, metrics: Any, timings: Any) -> None:
+        raise KeyError("x")
+
+    run = palimpsest.train(
+        "memagent-quickstart", small_run(tiny_model_folder), callbacks=[broken], out=tmp_path / "run"
+    )
+    assert run.finished
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "callback broken failed (KeyError: 'x')" in shown
+    assert "callback broken failed 2 times in this run" in shown
+
+
+def test_what_a_cell_shows_of_a_long_episode_is_short() -> None:
+    turn = Turn(tuple(range(1000)), Completion(tuple(range(1000)), (0.0,) * 1000, StopReason.LENGTH, 0), 0, "read")
+    trajectory = palimpsest.Trajectory("p", "g", 0, (turn,) * 3000, Outcome.ANSWERED, "tea")
+    problem = palimpsest.Problem("p", "Who?", ("Bob",), "a" * 10**6, {"evidence": ["b" * 10**6]}, memory="c" * 10**6)
+    episode = palimpsest.Episode(problem, trajectory, (), tuple(f"memory {n} " * 500 for n in range(3000)), None)
+    assert len(repr(problem)) < 200
+    assert len(repr(trajectory)) < 300
+    lines = repr(episode).splitlines()
+    assert len(lines) == 1 + 41 + 1
+    assert max(map(len, lines)) < 220
+    assert lines[20].startswith(" 20 memory 19 ")
+    assert lines[21:23] == ["...", lines[22]]
+    assert lines[22].startswith("2981 memory 2980 ")
+    assert len(episode._repr_html_()) < 12_000

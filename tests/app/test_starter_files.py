@@ -1,4 +1,4 @@
-"""`palimpsest new`: what it writes passes its own tests, trains, and learns with the model inside the package."""
+"""`palimpsest new`: its files pass their tests and train with the bundled model."""
 
 from __future__ import annotations
 
@@ -48,41 +48,34 @@ def test_a_scaffold_is_written_as_the_library_is(kind: str, tmp_path: Path) -> N
         (("policy", "My-Policy"), "use a name of small letters, digits and _, such as my_policy"),
         (("tool", "class"), "such as my_tool"),
         (("tool", "json"), "a module of that name already exists"),
-        *((("policy", name), "use a name of small letters, digits and _") for name in ("_", "__", "__init__")),
+        (("policy", "_"), "use a name of small letters, digits and _"),
+        (("policy", "__init__"), "use a name of small letters, digits and _"),
         *(
             (("policy", name), "look for files of that name")
             for name in ("conftest", "setup", "sitecustomize", "test_x")
         ),
-        *(
-            (("reward", name), "a module of that name already exists")
-            for name in ("torch", "yaml", "pytest", "palimpsest")
-        ),
+        (("reward", "torch"), "a module of that name already exists"),
+        (("reward", "palimpsest"), "a module of that name already exists"),
         (("reward", "taken"), "taken.yaml already exists"),
+        (("policy", "mine"), "mine.py already exists"),
     ],
 )
-def test_a_scaffold_that_can_not_be_is_refused_before_anything_is_written(
+def test_an_invalid_name_is_refused(
     words: tuple[str, str], message: str, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "taken.yaml").write_text("mine")
-    assert message in refused("new", *words, "--out", str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["taken.yaml"]
-
-
-def test_a_scaffold_replaces_no_link_to_nothing(refused: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").symlink_to("nowhere.py")
-    assert "mine.py already exists" in refused("new", "policy", "mine", "--out", str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+    assert message in refused("new", *words, "--out", str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.py", "taken.yaml"]
     assert (tmp_path / "mine.py").is_symlink()
 
 
-def test_the_command_says_what_to_do_next(palimpsest: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_the_next_commands(palimpsest: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = palimpsest("new", "policy", "my_policy").stdout.splitlines()
+    lines = [line.strip() for line in palimpsest("new", "policy", "my_policy").stdout.splitlines()]
     assert lines[:3] == ["my_policy.py", "my_policy.yaml", "test_my_policy.py"]
-    assert lines[-1].strip() == "palimpsest train my_policy.yaml --out runs/my_policy"
-    assert "  palimpsest check my_policy:MyPolicy" in lines
+    assert {"palimpsest check my_policy:MyPolicy", "palimpsest train my_policy.yaml --out runs/my_policy"} <= {*lines}
     assert "my_policy:MyPolicy" in palimpsest("check", "my_policy").stderr
-    assert "  palimpsest check my_tool:MyTool" in palimpsest("new", "tool", "my_tool").stdout.splitlines()
 
 
 def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -92,8 +85,8 @@ def python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SCAFFOLDS)
-def test_a_scaffold_passes_its_own_tests_and_learns(kind: str, tmp_path: Path) -> None:
-    """The mean reward of the last ten steps lies clearly above that of the first ten."""
+def test_a_scaffold_passes_its_tests_and_learns(kind: str, tmp_path: Path) -> None:
+    """The mean reward of the last ten steps exceeds that of the first ten by 0.1."""
     _, recipe, test = write_scaffold(kind, "mine", tmp_path)
     tested = python("-m", "pytest", "-q", "-p", "no:cacheprovider", test.name, folder=tmp_path)
     assert tested.returncode == 0, tested.stdout

@@ -22,8 +22,8 @@ def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Pat
     )
     file = export([run], tmp_path / "out.html")[0].path
     shown = Watched(browser, file.as_uri())
-    for place in ("#/", "#/r/run", "#/r/run/s/2"):
-        shown.page.goto(f"{file.as_uri()}{place}")
+    for location in ("#/", "#/r/run", "#/r/run/s/2"):
+        shown.page.goto(f"{file.as_uri()}{location}")
         page = shown.read()
         assert page.locator("[role=alert]").count() == 0
     assert "tea" in page.locator("#main").inner_text()
@@ -31,27 +31,6 @@ def test_it_opens_from_a_folder_and_asks_for_nothing(browser: Any, tmp_path: Pat
     shown.page.wait_for_selector("text=missing from this exported file")
     assert {url.partition("#")[0] for url in shown.requests} == {file.as_uri()}
     assert "executed" not in page.title()
-    assert shown.errors == []
-    shown.close()
-
-
-def test_an_episode_is_told_turn_by_turn_and_can_be_searched(browser: Any, tmp_path: Path) -> None:
-    record = Path(__file__).parents[1] / "viewer" / "data" / "group.jsonl.zst"
-    file = export([record], tmp_path / "out.html", only="0/0,0/1", tokenizer="embedded")[0].path
-    shown = Watched(browser, file.as_uri())
-    shown.page.goto(f"{file.as_uri()}#/e/0/0/t/0")
-    page = shown.read()
-    page.keyboard.press("j")
-    page.wait_for_function("document.querySelector('#main .memory h2').textContent === 'Memory after turn 2'")
-    page.locator("input[type=search]").fill("LENA  speaks")
-    page.locator("input[type=search]").press("Enter")
-    page.wait_for_function("document.querySelector('#main .memory h2').textContent === 'Memory after turn 4'")
-    assert page.locator(".hits").inner_text() == "in 1 of 4 memories"
-    page.goto(f"{file.as_uri()}#/g/0")
-    shown.read()
-    assert page.locator("[role=alert]").count() == 0
-    assert "Lena speaks German." in page.locator("#main").inner_text()
-    assert {url.partition("#")[0] for url in shown.requests} == {file.as_uri()}
     assert shown.errors == []
     shown.close()
 
@@ -72,28 +51,17 @@ def test_it_opens_at_the_episode_that_was_named_and_marks_what_was_left_out(brow
     page.wait_for_selector(".vrow")
     assert page.locator(".vrow a").all_inner_texts() == ["group 0", "group 0", "rollout 1"]
     page.goto(f"{file.as_uri()}#/")
-    for place in ("#/", "#/r/run", "#/r/run/s/1"):
-        page.goto(f"{file.as_uri()}{place}")
+    for location in ("#/", "#/r/run", "#/r/run/s/1"):
+        page.goto(f"{file.as_uri()}{location}")
         page.wait_for_selector("text=of the step's 4 episodes")
     page.goto(f"{file.as_uri()}#/r/run/s/1/g/0")
     page.wait_for_selector(".forest text.forest-row")
     labels = dict(
         page.locator(".forest-row").evaluate_all("(all) => all.map((it) => [it.textContent, it.parentNode.tagName])")
     )
-    assert {tag for text, tag in labels.items() if "rollout 0" in text} == {"svg"}  # as it isn't in the file
+    assert {tag for text, tag in labels.items() if "rollout 0" in text} == {"svg"}  # not in the file
     assert {tag for text, tag in labels.items() if "rollout 1" in text} == {"a"}
     page.goto(f"{file.as_uri()}#/")
     assert page.get_by_text("tick two to six").is_hidden()
     assert shown.errors == []
     shown.close()
-
-
-def test_a_file_of_one_run_opens_that_run(browser: Any, tmp_path: Path) -> None:
-    run_folder(tmp_path / "run", [{"step": 1, "reward/mean": 0.5}], records={1: [group("tea")]})
-    record = tmp_path / "run" / "trajectories" / "step-000001.jsonl.zst"
-    for path, title in ((tmp_path / "run", "run"), (record, "Episodes")):
-        (written,) = export([path], tmp_path / f"{title}.html")
-        page = browser.new_page()
-        page.goto(written.path.as_uri())
-        page.wait_for_selector(f"h1:text-is('{title}')")
-        page.close()

@@ -1,4 +1,4 @@
-"""An episode is played on from any of its turns: as it was, token for token, or with another memory."""
+"""Episodes replayed from a turn, unchanged or with an edited memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ import palimpsest
 from palimpsest import train
 from palimpsest.app.agent import replay_run
 from palimpsest.app.agent.recorded_origin import EpisodeRef, locate_episode
-from palimpsest.app.agent.replay_run import Replay, replay
-from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
+from palimpsest.app.agent.replay_run import replay
+from palimpsest.errors import ConfigError, DataError, ModelError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES, read_episodes
 from palimpsest.evaluation.sample_log import SAMPLES, read_samples
 from palimpsest.events import Recalled, Replayed, of_type
@@ -37,6 +38,7 @@ BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_
 SHORT = {"policy.options.prompts": "short"}
 EVERY_SECOND = "support.rewards:every_second"
 TAGGED = {**BUDGETS, "reply_tokens": 64}
+STEP_7 = Path("RUN/trajectories/step-000007.jsonl.zst")
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +53,28 @@ def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Pa
 
 def evaluated(model: Path, out: Path, policy: str, options: dict[str, Any], **more: Any) -> Path:
     overrides = {**options, "evaluation.record": "all", "eval_sampling.temperature": 1.0}
-    given = {"data": "synthetic", "limit": 1, "chunks": 3, "samples": 2, "baselines": False, "quiet": True, **more}
-    palimpsest.evaluate(str(model), policy=policy, out=out, overrides=overrides, **given)
+    inputs = {"data": "synthetic", "limit": 1, "chunks": 3, "samples": 2, "baselines": False, "quiet": True, **more}
+    palimpsest.evaluate(str(model), policy=policy, out=out, overrides=overrides, **inputs)
     return out
+
+
+@pytest.fixture(scope="module")
+def evaluation(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Callable[..., Path]:
+    """An evaluation by a policy with these options, which tests only read."""
+
+    @cache
+    def folder(policy: str, **options: Any) -> Path:
+        sizes = {**(TAGGED if policy == "recall" else BUDGETS), **SHORT, **options}
+        return evaluated(tiny_model_folder, tmp_path_factory.mktemp(policy) / "eval", policy, sizes)
+
+    return folder
+
+
+@pytest.fixture
+def copied(run: Path, tmp_path: Path) -> Path:
+    """The run's configuration in another folder, for a changed record."""
+    (tmp_path / "run" / "trajectories").mkdir(parents=True)
+    return Path(shutil.copy(run / "config.yaml", tmp_path / "run")).parent
 
 
 def record(step: int) -> str:
@@ -72,9 +93,7 @@ def sampled(trajectory: Trajectory) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_with_the_same_weights_an_episode_ends_in_the_tokens_that_were_recorded(
-    run: Path, tmp_path: Path, step: int
-) -> None:
+def test_the_same_weights_replay_the_recorded_tokens(run: Path, tmp_path: Path, step: int) -> None:
     file = run / record(step)
     before = file.read_bytes()
     original = read_groups(file).groups[0].trajectories[1]
@@ -83,60 +102,47 @@ def test_with_the_same_weights_an_episode_ends_in_the_tokens_that_were_recorded(
         recorded, again = played(result.path)
         assert (result.parts_at, result.turn) == (None, turn)
         assert sampled(again) == sampled(recorded) == sampled(original)
-        assert [each.completion.logprobs for each in again.turns[:turn]] == [
-            each.completion.logprobs for each in original.turns[:turn]
-        ]
+        logprobs = [[item.completion.logprobs for item in trajectory.turns[:turn]] for trajectory in (again, original)]
+        assert logprobs[0] == logprobs[1]
         assert result.recorded == result.replayed
         assert "which sampled it" in result.weights
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("policy", "options"),
-    [
-        ("overwrite", BUDGETS),
-        ("recall", TAGGED),
-        ("retrieval", BUDGETS),
-    ],
-)
-def test_another_memory_is_what_the_next_turn_remembers_under_every_policy_that_reads(
-    policy: str, options: dict[str, Any], tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, **SHORT})
-    unchanged = replay(str(folder), group=0, rollout=1, turn=1, out=tmp_path)
+@pytest.mark.parametrize("policy", ["overwrite", "recall", "retrieval"])
+def test_the_next_turn_shows_the_edited_memory(policy: str, tmp_path: Path, evaluation: Callable[..., Path]) -> None:
+    folder = str(evaluation(policy))
+    unchanged = replay(folder, group=0, rollout=1, turn=1, out=tmp_path)
     assert unchanged.parts_at is None
     last = len(played(unchanged.path)[0].turns) - 1
     for turn in (1, last):
-        result = replay(str(folder), group=0, rollout=1, turn=turn, memory="Anna", out=tmp_path)
-        recorded, again = played(result.path)
+        recorded, again = played(replay(folder, group=0, rollout=1, turn=turn, memory="Anna", out=tmp_path).path)
         assert sampled(again)[: turn - 1] == sampled(recorded)[: turn - 1]
-        (event,) = [event for event in again.events if isinstance(event.what, Replayed)]
-        assert event.detail["memory"].strip() == "Anna"
+        (event,) = of_type(again.events, Replayed)
+        assert (event.memory or "").strip() == "Anna"
         ids = again.turns[turn].piece("memory")
         assert ids is not None
         assert len(ids) == len(again.turns[turn - 1].completion.token_ids) or policy == "recall"
         assert again.turns[turn].prompt_ids != recorded.turns[turn].prompt_ids
 
 
-def test_a_given_memory_is_input_and_never_counts_as_invented_by_the_agent(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
-    given = "Zyx"  # in no section
+def test_an_edited_memory_is_input_of_the_agent(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
+    inputs = "Zyx"  # in no section
     penalised = {**small_run(tiny_model_folder), "reward.unsupported_penalty": 1.0, "reward.name": EVERY_SECOND}
     folder = tmp_path / "run"
     train("memagent-quickstart", penalised, seed=1, out=folder, quiet=True)
-    place = f"{folder / record(1)}#0/1"
+    location = f"{folder / record(1)}#0/1"
     turn = len(read_groups(folder / record(1)).groups[0].trajectories[1].turns) - 1
-    result = replay(place, turn=turn, memory=given, out=tmp_path)
+    result = replay(location, turn=turn, memory=inputs, out=tmp_path)
     (group,) = read_groups(result.path).groups
-    recorded, again = (readings(each, GroupTexts(Codec.load(result.model))) for each in group.trajectories)
-    assert [each.substituted for each in again] == [False] * (turn - 1) + [True]
+    recorded, again = (readings(item, GroupTexts(Codec.load(result.model))) for item in group.trajectories)
+    assert [item.substituted for item in again] == [False] * (turn - 1) + [True]
     wrote = recorded[: turn - 1]  # all that is the agent's own in both
     share = copy_fidelity(wrote)
     assert result.replayed.value == pytest.approx(1.0 if share is None else share)
     assert (result.given, result.to_json()["given"]) == (True, True)
-    assert replay(place, turn=turn, out=tmp_path).given is False
-    done = palimpsest("replay", place, "--turn", str(turn + 1), "--memory", given, "--out", str(tmp_path))
+    assert replay(location, turn=turn, out=tmp_path).given is False
+    done = palimpsest("replay", location, "--turn", str(turn + 1), "--memory", inputs, "--out", str(tmp_path))
     assert "the edited memory counts as input" in done.stdout
 
 
@@ -151,15 +157,14 @@ def test_the_memory_an_episode_begins_with_can_be_another(run: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("policy", ["overwrite", "recall", "retrieval"])
-def test_a_memory_that_says_what_was_remembered_changes_nothing(
-    policy: str, tmp_path: Path, tiny_model_folder: Path
+def test_the_recorded_memory_changes_nothing(
+    policy: str, tmp_path: Path, evaluation: Callable[..., Path], tiny_model_folder: Path
 ) -> None:
-    options = {**(TAGGED if policy == "recall" else BUDGETS), **SHORT}
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, "memory_tokens": 24})
+    folder = shutil.copytree(evaluation(policy, memory_tokens=24), tmp_path / "eval")
     edited = replay(f"{folder}#0/0", turn=1, memory="Anna lives in Rome.", out=tmp_path)
     _, again = played(edited.path)
     assert replay(f"{folder}#0/0", turn=0, memory="none", out=tmp_path / "start").parts_at is None
-    (folder / "episodes.jsonl.zst").write_bytes(
+    (folder / EPISODES).write_bytes(
         encode_groups([_as_recorded(folder, again, Codec.load(str(tiny_model_folder)).stop_ids[0])])
     )
     for text in ("Anna lives in Rome.", " Anna lives in Rome. "):
@@ -170,7 +175,7 @@ def test_a_memory_that_says_what_was_remembered_changes_nothing(
 
 
 def _as_recorded(folder: Path, again: Trajectory, stop: int) -> Group:
-    """The group of an evaluation whose episode ended as it was played on, with the reply as a model gives it."""
+    """The evaluation's group with the replayed episode, whose reply has an end token."""
     group = read_episodes(folder / EPISODES).groups[0]
     first = again.turns[0].completion
     ids = (*first.token_ids, stop)
@@ -181,138 +186,133 @@ def _as_recorded(folder: Path, again: Trajectory, stop: int) -> Group:
 
 
 @pytest.mark.parametrize("policy", ["overwrite", "recall", "retrieval"])
-def test_a_given_memory_is_not_sifted_like_a_reply(policy: str, tmp_path: Path, tiny_model_folder: Path) -> None:
-    options = {**(TAGGED if policy == "recall" else BUDGETS), **SHORT, "grounded": "verbatim"}
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, options)
-    codec = Codec.load(tiny_model_folder)
-    for turn in (1, 2, 3):
-        for memory, shown in (("Zyx", "Zyx"), ("", "none")):  # in no section; the policy's own empty memory
-            result = replay(f"{folder}#0/0", turn=turn, memory=memory, out=tmp_path)
-            _, again = played(result.path)
-            ids = again.turns[turn].piece("memory")
-            assert ids is not None
-            assert codec.decode(ids).strip() == shown
-            (event,) = of_type(again.events, Replayed)
-            assert (event.memory or "").strip() == memory or result.parts_at is None  # nothing was remembered before
-            assert result.first_seen == turn
+def test_an_edited_memory_is_not_filtered_like_a_reply(
+    policy: str, tmp_path: Path, evaluation: Callable[..., Path], tiny_codec: Codec
+) -> None:
+    folder = evaluation(policy, grounded="verbatim")
+    for turn, memory, shown in ((1, "Zyx", "Zyx"), (1, "", "none"), (3, "Zyx", "Zyx"), (3, "", "none")):
+        result = replay(f"{folder}#0/0", turn=turn, memory=memory, out=tmp_path)
+        _, again = played(result.path)
+        ids = again.turns[turn].piece("memory")
+        assert ids is not None
+        assert tiny_codec.decode(ids).strip() == shown
+        (event,) = of_type(again.events, Replayed)
+        assert (event.memory or "").strip() == memory or result.parts_at is None  # nothing was remembered before
+        assert result.first_seen == turn
 
 
 @pytest.mark.parametrize("policy", ["overwrite", "recall"])
-def test_an_episode_can_be_played_on_as_if_it_had_remembered_nothing(
-    policy: str, tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+def test_an_empty_memory_is_the_policys_initial_memory(
+    policy: str, tmp_path: Path, evaluation: Callable[..., Path], palimpsest: Run
 ) -> None:
-    options = {**(TAGGED if policy == "recall" else BUDGETS), **SHORT}
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", policy, {**options, "memory_tokens": 24})
-    result = replay(f"{folder}#0/0", turn=1, memory="", out=tmp_path)
+    episode = f"{evaluation(policy, memory_tokens=24)}#0/0"
+    result = replay(episode, turn=1, memory="", out=tmp_path)
     recorded, again = played(result.path)
     assert result.memory == ""
     assert again.turns[1].piece("memory") == recorded.turns[0].piece("memory")
-    begun = replay(f"{folder}#0/0", turn=0, memory=" ", out=tmp_path)
-    assert begun.parts_at is None
-    done = palimpsest("replay", f"{folder}#0/0", "--turn", "2", "--memory", "", "--out", str(tmp_path))
-    assert done.stdout.splitlines()[0].startswith("re-run from turn 2")
-    assert "nothing" in done.stdout.splitlines()[0]
+    assert replay(episode, turn=0, memory=" ", out=tmp_path).parts_at is None
+    line = palimpsest("replay", episode, "--turn", "2", "--memory", "", "--out", str(tmp_path)).stdout.splitlines()[0]
+    assert (line.startswith("re-run from turn 2"), "nothing" in line) == (True, True)
 
 
-def test_a_document_that_was_not_read_to_its_end_is_drawn_again(run: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    (copy / "trajectories").mkdir(parents=True)
-    (copy / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
-    (copy / "checkpoints").symlink_to(run / "checkpoints")
+def test_a_partly_read_document_is_drawn_again(run: Path, copied: Path, tmp_path: Path) -> None:
+    (copied / "checkpoints").symlink_to(run / "checkpoints")
     (group,) = read_groups(run / record(1)).groups
-    cut = tuple(replace(each, turns=each.turns[:2]) for each in group.trajectories)
-    (copy / record(1)).write_bytes(encode_groups([replace(group, trajectories=cut)]))
-    result = replay(f"{copy / record(1)}#0/0", turn=1, out=tmp_path)
+    cut = tuple(replace(item, turns=item.turns[:2]) for item in group.trajectories)
+    (copied / record(1)).write_bytes(encode_groups([replace(group, trajectories=cut)]))
+    result = replay(f"{copied / record(1)}#0/0", turn=1, out=tmp_path)
     assert "from the episode's data" in result.document
     assert sampled(played(result.path)[1]) == sampled(group.trajectories[0])
 
 
-def test_the_weights_nearest_to_those_that_sampled_it_are_named(run: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "run"
-    (copy / "trajectories").mkdir(parents=True)
-    (copy / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
-    (copy / record(2)).write_bytes((run / record(2)).read_bytes())
-    result = replay(f"{copy / record(2)}#0/0", turn=0, out=tmp_path)
-    assert result.weights == (
+def test_the_nearest_weights_replace_missing_ones(run: Path, copied: Path, tmp_path: Path) -> None:
+    shutil.copy(run / record(2), copied / record(2))
+    assert replay(f"{copied / record(2)}#0/0", turn=0, out=tmp_path).weights == (
         "the weights that training started from, the nearest: no checkpoint of step 1, which sampled it, exists"
     )
 
 
-def test_the_record_says_by_which_key_each_group_was_drawn(run: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_the_record_has_keys_of_groups(
+    run: Path, copied: Path, tmp_path: Path, evaluation: Callable[..., Path]
+) -> None:
     (group,) = read_groups(run / record(2)).groups
     assert group.key == (1, "train", 2, 0)
-    renamed = replace(group, trajectories=tuple(replace(each, group_id="any") for each in group.trajectories))
-    (tmp_path / "run" / "trajectories").mkdir(parents=True)
-    for name in ("config.yaml", "checkpoints"):
-        (tmp_path / "run" / name).symlink_to(run / name)
-    (tmp_path / "run" / record(2)).write_bytes(encode_groups([renamed, replace(group, key=())]))
-    assert replay(f"{tmp_path / 'run' / record(2)}#0/1", turn=0, out=tmp_path).parts_at is None
+    renamed = replace(group, trajectories=tuple(replace(item, group_id="any") for item in group.trajectories))
+    (copied / "checkpoints").symlink_to(run / "checkpoints")
+    (copied / record(2)).write_bytes(encode_groups([renamed, replace(group, key=())]))
+    assert replay(f"{copied / record(2)}#0/1", turn=0, out=tmp_path).parts_at is None
     with pytest.raises(DataError, match="no key"):
-        replay(f"{tmp_path / 'run' / record(2)}#1/1", turn=0, out=tmp_path)
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", {**BUDGETS, **SHORT})
-    assert read_episodes(folder / EPISODES).groups[0].key == (0, "eval", "overwrite, 3 chunks")
+        replay(f"{copied / record(2)}#1/1", turn=0, out=tmp_path)
+    assert read_episodes(evaluation("overwrite") / EPISODES).groups[0].key == (0, "eval", "overwrite, 3 chunks")
 
 
 def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path, tmp_path: Path) -> None:
     first, again = (replay(f"{run / record(1)}#0/0", turn=1, memory="Anna", out=tmp_path / name) for name in "ab")
     assert first.path.read_bytes() == again.path.read_bytes()
     (group,) = read_groups(first.path).groups
-    assert [each.rollout for each in group.trajectories] == [0, 1]
+    assert [item.rollout for item in group.trajectories] == [0, 1]
     with pytest.raises(ConfigError, match="is a replay"):
         replay(f"{first.path}#0/1", turn=1, out=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("episode", "options", "place"),
+    ("episode", "options", "location"),
     [
         ("a.jsonl.zst#3/2", {"turn": 5}, EpisodeRef(Path("a.jsonl.zst"), 3, 2, 5)),
         ("a.jsonl.zst", {"group": 3, "rollout": 2}, EpisodeRef(Path("a.jsonl.zst"), 3, 2)),
-        ("RUN#/r/q/s/7/e/3/2/t/5", {}, EpisodeRef(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 5)),
-        (
-            "RUN#/r/q/s/7/e/3/2/t/5?sort=reward",
-            {"turn": 1},
-            EpisodeRef(Path("RUN/trajectories/step-000007.jsonl.zst"), 3, 2, 1),
-        ),
-        (
-            "RUN",
-            {"step": 7, "group": 0, "rollout": 1},
-            EpisodeRef(Path("RUN/trajectories/step-000007.jsonl.zst"), 0, 1),
-        ),
+        ("RUN#/r/q/s/7/e/3/2/t/5", {}, EpisodeRef(STEP_7, 3, 2, 5)),
+        ("RUN#/r/q/s/7/e/3/2/t/5?sort=reward", {"turn": 1}, EpisodeRef(STEP_7, 3, 2, 1)),
+        ("RUN", {"step": 7, "group": 0, "rollout": 1}, EpisodeRef(STEP_7, 0, 1)),
         ("EVAL#/e/3/2/t/5", {}, EpisodeRef(Path("EVAL") / EPISODES, 3, 2, 5)),
         ("EVAL#/r/eval/s/all/e/3/2", {}, EpisodeRef(Path("EVAL") / EPISODES, 3, 2)),
     ],
 )
-def test_an_episode_is_named_in_the_forms_people_have_it_in(
-    episode: str, options: dict[str, int], place: EpisodeRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_episode_is_located_by_a_path_a_link_or_options(
+    episode: str, options: dict[str, int], location: EpisodeRef, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN" / "trajectories").mkdir(parents=True)
     (tmp_path / "EVAL").mkdir()
     (tmp_path / "EVAL" / EPISODES).touch()
-    assert locate_episode(episode, **options) == place
+    assert locate_episode(episode, **options) == location
 
 
-def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path) -> None:
-    file = run / record(1)
-    stray = tmp_path / "step-000001.jsonl.zst"
-    stray.write_bytes(file.read_bytes())
-    cases: list[tuple[type[PalimpsestError], str, str, dict[str, Any]]] = [
-        (ConfigError, "set --turn", f"{file}#0/0", {}),
-        (ConfigError, "--turn 100: the episode has", f"{file}#0/0", {"turn": 99}),
-        (ConfigError, "group is missing", str(file), {"turn": 0}),
-        (ConfigError, "no such file or folder", str(tmp_path / "none"), {"turn": 0}),
-        (ConfigError, "#here names no episode", f"{file}#here", {"turn": 0}),
-        (ConfigError, "set --step", f"{run}#/e/0/0/t/0", {}),
-        (DataError, "--group 9 is not one of its 1 groups", f"{file}#9/0", {"turn": 0}),
-        (DataError, "--rollout 9 is not one of the 2", f"{file}#0/9", {"turn": 0}),
-        (ConfigError, "shorten it", f"{file}#0/0", {"turn": 1, "memory": "word " * 40}),
-        (RunError, "belongs to no run", f"{stray}#0/0", {"turn": 0}),
-        (DataError, "can't be read", f"{tmp_path / 'none.jsonl.zst'}#0/0", {"turn": 0}),
-    ]
-    for kind, message, episode, options in cases:
-        with pytest.raises(kind, match=message) as refused:
-            replay(episode, out=tmp_path / "out", **options)
-        assert "\n" not in str(refused.value)
+@pytest.mark.parametrize(
+    ("error", "message", "episode", "options"),
+    [
+        (ConfigError, "set --turn", "{file}#0/0", {}),
+        (ConfigError, "--turn 100: the episode has", "{file}#0/0", {"turn": 99}),
+        (ConfigError, "group is missing", "{file}", {"turn": 0}),
+        (ConfigError, "no such file or folder", "none", {"turn": 0}),
+        (ConfigError, "#here names no episode", "{file}#here", {"turn": 0}),
+        (ConfigError, "set --step", "{run}#/e/0/0/t/0", {}),
+        (DataError, "--group 9 is not one of its 1 groups", "{file}#9/0", {"turn": 0}),
+        (DataError, "--rollout 9 is not one of the 2", "{file}#0/9", {"turn": 0}),
+        (ConfigError, "shorten it", "{file}#0/0", {"turn": 1, "memory": "word " * 40}),
+        (RunError, "belongs to no run", "{stray}#0/0", {"turn": 0}),
+        (DataError, "can't be read", "none.jsonl.zst#0/0", {"turn": 0}),
+        (ConfigError, r"has \d+ tokens, policy.options.reply_tokens=10; shorten it", "{recall}#0/0", {"turn": 1}),
+        (DataError, "--group 88 is not one of its", "{gone}", {"turn": 0, "group": 88}),
+        (ModelError, "if it moved, set --model", "{gone}", {"turn": 0, "group": 0}),
+        (ModelError, "model gone", "{gone}", {"turn": 0, "model": "gone"}),
+    ],
+)
+def test_an_impossible_replay_is_refused_in_a_line(
+    error: type[PalimpsestError], message: str, episode: str, options: dict[str, Any], run: Path, tmp_path: Path,
+    evaluation: Callable[..., Path], tiny_model_folder: Path,
+) -> None:  # fmt: skip
+    folders: dict[str, Any] = {"run": run, "file": run / record(1), "stray": tmp_path / "step-000001.jsonl.zst"}
+    shutil.copy(folders["file"], folders["stray"])
+    if "recall" in episode:
+        folders["recall"], options = evaluation("recall", reply_tokens=10), {**options, "memory": "Anna Anna"}
+    if "gone" in episode:
+        shutil.copytree(tiny_model_folder, tmp_path / "model")
+        folders["gone"] = evaluated(tmp_path / "model", tmp_path / "eval", "overwrite", BUDGETS)
+        (tmp_path / "model").rename(tmp_path / "moved")
+        replay(str(folders["gone"]), turn=0, out=tmp_path, group=0, model=str(tmp_path / "moved"))
+    with pytest.raises(error, match=message) as refused:
+        replay(episode.format(**folders), out=tmp_path / "out", **options)
+    assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -327,16 +327,15 @@ def test_what_cannot_be_replayed_is_refused_in_a_line(run: Path, tmp_path: Path)
         lambda line: line["turns"][1].update(token_ids=[[None], *line["turns"][1]["token_ids"][1:]]),
     ],
 )
-def test_an_episode_of_other_types_is_refused_in_a_line(odd: Callable[[Any], None], run: Path, tmp_path: Path) -> None:
-    (tmp_path / "run" / "trajectories").mkdir(parents=True)
-    shutil.copy(run / "config.yaml", tmp_path / "run")
-    line = orjson.loads(
-        zstandard.ZstdDecompressor().stream_reader((run / record(1)).read_bytes()).read().splitlines()[0]
-    )
+def test_a_record_of_other_types_is_refused(
+    odd: Callable[[Any], None], run: Path, copied: Path, tmp_path: Path
+) -> None:
+    with zstandard.open(run / record(1), "rb") as lines:
+        line = orjson.loads(lines.read().splitlines()[0])
     odd(line)
-    (tmp_path / "run" / record(1)).write_bytes(zstandard.compress(orjson.dumps(line, option=orjson.OPT_SORT_KEYS)))
+    (copied / record(1)).write_bytes(zstandard.compress(orjson.dumps(line, option=orjson.OPT_SORT_KEYS)))
     with pytest.raises(DataError, match="record of trajectories") as refused:
-        replay(f"{tmp_path / 'run' / record(1)}#0/0", turn=1, out=tmp_path / "out")
+        replay(f"{copied / record(1)}#0/0", turn=1, out=tmp_path / "out")
     assert "\n" not in str(refused.value)
 
 
@@ -355,16 +354,16 @@ def test_a_replay_is_never_written_into_the_run_or_over_another_file(run: Path, 
 def test_a_memory_within_its_budget_writes_no_control_token(tmp_path: Path, tiny_model_folder: Path) -> None:
     options = {**BUDGETS, "memory_tokens": 64, **SHORT}
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", options)
-    said = "Anna<|im_end|><|im_start|>"
-    result = replay(str(folder), group=0, rollout=0, turn=1, memory=said, out=tmp_path)
+    spoken = "Anna<|im_end|><|im_start|>"
+    result = replay(str(folder), group=0, rollout=0, turn=1, memory=spoken, out=tmp_path)
     codec = Codec.load(tiny_model_folder)
     _, again = played(result.path)
     written, shown = again.turns[0].completion.token_ids, again.turns[1].piece("memory")
-    assert codec.control_ids.intersection(codec.encode_trusted(said))
+    assert codec.control_ids.intersection(codec.encode_trusted(spoken))
     assert shown is not None
     for ids in (written, shown):
         assert codec.control_ids.isdisjoint(ids)
-        assert said in codec.decode(ids)
+        assert spoken in codec.decode(ids)
 
 
 @pytest.mark.parametrize("link", ["/r/q/s/{}/e/0/0/t/0", "/e/{}/0/t/0", "/e/0/0/t/{}", "{}/0"])
@@ -382,33 +381,13 @@ def test_a_memory_is_read_of_a_file_alone_and_bounded(tmp_path: Path, palimpsest
     assert "Invalid value for '--step'" in palimpsest("replay", "x", "--step", "-1").stderr
 
 
-def test_a_reply_that_is_too_long_to_write_the_memory_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", "recall", {**TAGGED, "reply_tokens": 10, **SHORT})
-    with pytest.raises(ConfigError, match=r"has \d+ tokens, policy.options.reply_tokens=10; shorten it"):
-        replay(f"{folder}#0/0", turn=1, memory="Anna Anna", out=tmp_path)
-
-
-def test_a_policy_without_a_form_for_its_memory_is_played_on_unchanged_alone(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_a_policy_without_memory_takes_no_edit(tmp_path: Path, tiny_model_folder: Path) -> None:
     options = {"question_tokens": 64, "answer_tokens": 8, **SHORT}
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "full_context", options)
     result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
     assert result.parts_at is None
     assert "from the episode's data" in result.document
     with pytest.raises(ConfigError, match=r"--memory: turn 1 \(answer\) shows no memory"):
-        replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
-
-
-@pytest.mark.slow
-def test_an_agent_with_tools_is_played_on_unchanged(tmp_path: Path, tiny_model_folder: Path) -> None:
-    options = {"context_tokens": 480, "turn_tokens": 16, "max_turns": 3, **SHORT}
-    changes = {"data": "synthetic_search", "chunks": None, "objectives": 1}
-    folder = evaluated(tiny_model_folder, tmp_path / "eval", "prune", options, **changes)
-    result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
-    assert result.parts_at is None
-    assert result.document == "it reads no document"
-    with pytest.raises(ConfigError, match="shows no memory"):
         replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
 
 
@@ -428,15 +407,13 @@ def test_an_agent_that_searches_its_document_needs_it_to_be_played_on(tmp_path: 
         replay(f"{folder}#0/1", turn=0, out=tmp_path)
 
 
-def test_what_was_recalled_is_recalled_again_and_asked_for_under_another_memory(
-    tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recall_is_repeated(tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**TAGGED, **SHORT, "memory_tokens": 24}
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "recall", options, samples=1)
     codec = Codec.load(tiny_model_folder)
     first = replay(f"{folder}#0/0", turn=1, memory="Anna lives in Rome.", out=tmp_path / "first")
     _keep(folder, played(first.path)[1])
-    with monkeypatch.context() as asking:  # a random model asks for nothing by itself
+    with monkeypatch.context() as asking:  # a random model makes no query
         asking.setattr(
             replay_run, "_reply", lambda policy, ids, *_: policy.reply(codec, ids, codec.encode("Where is Anna?"))
         )
@@ -458,43 +435,22 @@ def _keep(folder: Path, again: Trajectory) -> None:
     """Make what was played on the record of an evaluation."""
     group = read_episodes(folder / EPISODES).groups[0]
     events = tuple(event for event in again.events if not isinstance(event.what, Replayed))
-    kept = replace(group, trajectories=(replace(again, rollout=0, events=events),), grades=(Grade(0.0),))
-    (folder / EPISODES).write_bytes(encode_groups([kept]))
+    remaining = replace(group, trajectories=(replace(again, rollout=0, events=events),), grades=(Grade(0.0),))
+    (folder / EPISODES).write_bytes(encode_groups([remaining]))
 
 
-def test_the_agents_first_episode_is_meant_where_none_is_named_and_a_baseline_is_refused(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_the_agents_first_episode_is_the_default(tmp_path: Path, tiny_model_folder: Path) -> None:
     folder = evaluated(tiny_model_folder, tmp_path / "eval", "overwrite", BUDGETS, baselines=True)
     groups = read_episodes(folder / EPISODES).groups
-    places = {group.trajectories[0].group_id: place for place, group in enumerate(groups)}
+    places = {group.trajectories[0].group_id: location for location, group in enumerate(groups)}
     logged, _ = read_samples(folder / SAMPLES)
-    (agent,) = {places[each.group_id] for each in logged if not each.baseline}
-    (closed,) = {places[each.group_id] for each in logged if each.player == "closed book"}
+    (agent,) = {places[item.group_id] for item in logged if not item.baseline}
+    (closed,) = {places[item.group_id] for item in logged if item.player == "closed book"}
     with pytest.raises(ConfigError, match=f"'closed book, .* is a baseline .* the first is --group {agent}$"):
         replay(f"{folder}#{closed}/0", turn=0, out=tmp_path)
     by_place = replay(str(folder), group=agent, rollout=0, turn=1, out=tmp_path)
     assert replay(str(folder), turn=1, out=tmp_path).path == by_place.path
     assert by_place.parts_at is None
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"group": 88}, "--group 88 is not one of its"),
-        ({"group": 0}, "if it moved, set --model"),
-        ({"model": "gone"}, "model gone"),
-    ],
-)
-def test_a_group_that_is_not_there_and_a_model_that_moved_are_named(
-    options: dict[str, Any], named: str, tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    shutil.copytree(tiny_model_folder, tmp_path / "model")
-    folder = evaluated(tmp_path / "model", tmp_path / "eval", "overwrite", BUDGETS)
-    (tmp_path / "model").rename(tmp_path / "moved")
-    with pytest.raises(PalimpsestError, match=named):
-        replay(str(folder), turn=0, out=tmp_path / "out", **options)
-    replay(str(folder), turn=0, out=tmp_path / "out", group=0, model=str(tmp_path / "moved"))
 
 
 def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run) -> None:
@@ -509,16 +465,11 @@ def test_the_command_shows_both_ends(run: Path, tmp_path: Path, palimpsest: Run)
     result: dict[str, Any] = json.loads(palimpsest(*command, "--out", str(tmp_path), "--json").stdout)
     assert result.keys() >= {"recorded", "replayed", "weights", "document", "path"}
     assert lines[-1] == f"palimpsest view {result['path']} --tokenizer {result['model']}"
-    one, other = (sampled(each) for each in played(Path(result["path"])))
-    assert one[0] != other[0]  # what was put in is no reply that was played on
+    one, other = (sampled(item) for item in played(Path(result["path"])))
+    assert one[0] != other[0]  # the edited memory is no replayed reply
     assert result["parts_at"] == next(at for at in range(1, len(one)) if one[at] != other[at])
     assert lines[3] == f"turn {result['parts_at'] + 1} is the first with another reply"
     same = palimpsest("replay", f"{run / record(2)}#/e/0/1/t/1", "--out", str(tmp_path)).stdout.splitlines()
     assert same[3] == "every reply from turn 2 equals the recorded one, token for token"
     assert result["model"].endswith("checkpoints/step-000001")
     assert f"answer: {unboxed(result['replayed']['answer'])}" in lines[2]
-
-
-def test_the_result_of_a_replay_is_plain_json(run: Path, tmp_path: Path) -> None:
-    result: Replay = replay(f"{run / record(1)}#0/0", turn=1, out=tmp_path)
-    assert json.loads(json.dumps(result.to_json()))["recorded"]["answer"] == result.recorded.answer

@@ -1,11 +1,8 @@
-"""Files fetched from a hub and from a page, both real servers on loopback."""
+"""Downloads from a hub and from a page, both real servers on loopback."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +18,7 @@ from palimpsest.config.data import PUBLISHED, Published
 from palimpsest.config.load import EVALUATIONS, recipe_names
 from palimpsest.errors import DataError, RunError
 from palimpsest.runs.folder_guard import draft_folder
+from support.command import Done, Run
 
 CONTENT = bytes(range(256)) * 80_000  # 20 MB: huggingface_hub writes 10 MiB at a time
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -28,20 +26,15 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 @dataclass
 class Server:
-    """What was asked; the next replies to GET break off after so many bytes, or are an error's status."""
+    """`answers`: the next replies to GET end after that many bytes, or have this error status."""
 
     url: str = ""
     answers: list[int] = field(default_factory=list)
     content: bytes = CONTENT
-    digest: str = ""
-    """`X-Linked-Etag`."""
-    drip: float = 0.0
-    """Seconds between the bytes of a body."""
-    drip_headers_of: str = ""
-    """Method whose replies have headers that never end, a byte per 0.2 s."""
-    kind: str = "application/json"
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-    """Path and range of each GET."""
+    digest: str = ""  # X-Linked-Etag
+    drip: float = 0.0  # seconds between the bytes of a body
+    drip_headers_of: str = ""  # the method whose replies have endless headers, a byte per 0.2 s
+    requests: list[tuple[str, str | None]] = field(default_factory=list)  # path and range of each GET
 
 
 @pytest.fixture
@@ -55,10 +48,10 @@ def server() -> Iterator[Server]:
             self._head(200, len(made.content))
 
         def do_GET(self) -> None:
-            if self.path.startswith("/api/"):  # what the client asks besides files
+            if self.path.startswith("/api/"):  # not a file
                 self._head(404, 0)
                 return
-            made.asked.append((self.path, self.headers.get("range")))
+            made.requests.append((self.path, self.headers.get("range")))
             wanted = made.answers.pop(0) if made.answers else len(made.content)
             if 400 <= wanted < 600:
                 self._head(wanted, 0)
@@ -75,12 +68,7 @@ def server() -> Iterator[Server]:
             while made.drip_headers_of == self.command and not ended.wait(0.2):
                 self.wfile.write(b"H")
             self.send_response(status)
-            headers = {
-                "content-type": made.kind,
-                "etag": '"one"',
-                "x-repo-commit": "0" * 40,
-                "content-length": str(length),
-            }
+            headers = {"etag": '"one"', "x-repo-commit": "0" * 40, "content-length": str(length)}
             headers |= {"x-linked-etag": made.digest} if made.digest else {}
             headers |= {"content-range": f"bytes {start}-{len(made.content) - 1}/{len(made.content)}"} if start else {}
             for name, value in headers.items():
@@ -100,37 +88,37 @@ def server() -> Iterator[Server]:
     httpd.server_close()
 
 
-def fetched(server: Server, *words: str | Path, out: Path) -> subprocess.CompletedProcess[str]:
-    """By a process of its own: huggingface_hub reads HF_ENDPOINT when it is imported."""
-    patient = "from palimpsest.app.datasets import published_files as p; p._PATIENCE = 0.5"
-    started = f"{patient}; from palimpsest.cli.main import main; main()"
-    command = [sys.executable, "-c", started, "data", "download", *map(str, words), "--out", str(out)]
-    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+@pytest.fixture
+def fetch(server: Server, palimpsest: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
+    """`palimpsest data download`, from the server as the hub's mirror."""
+    path = "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", server.url + path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(published_files, "_PATIENCE", 0.5)
+    return lambda *words, out: palimpsest("data", "download", *map(str, words), "--out", str(out))
 
 
-def test_a_file_of_the_hub_comes_from_the_mirror_and_a_broken_connection_is_resumed(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_broken_hub_download_resumes(server: Server, fetch: Callable[..., Done], tmp_path: Path) -> None:
     server.answers = [12_000_000]
-    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
+    done = fetch("owner/set/data/file.json", out=tmp_path / "new")
     assert done.returncode == 0, done.stderr
     assert f"SHA-256 {DIGEST}" in done.stdout
     assert (tmp_path / "new" / "file.json").read_bytes() == CONTENT
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["file.json"]
-    assert [part for _, part in server.asked] == [None, f"bytes={10 << 20}-"]
-    assert {path for path, _ in server.asked} == {"/datasets/owner/set/resolve/main/data/file.json"}
+    assert [range for _, range in server.requests] == [None, f"bytes={10 << 20}-"]
+    assert {path for path, _ in server.requests} == {"/datasets/owner/set/resolve/main/data/file.json"}
 
 
-def test_what_the_hub_refuses_is_one_line_and_leaves_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_rejected_hub_download_leaves_nothing(server: Server, fetch: Callable[..., Done], tmp_path: Path) -> None:
     server.answers = [403] * 20
-    done = fetched(server, "owner/set/data/file.json", out=tmp_path)
+    done = fetch("owner/set/data/file.json", out=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: owner/set/data/file.json: download from the hub failed (")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_a_page_comes_whole_or_not_at_all(server: Server, tmp_path: Path) -> None:
+def test_a_page_file_is_complete_or_absent(server: Server, tmp_path: Path) -> None:
     published = Published(f"{server.url}/hotpot/file.json")
     server.answers = [404, 1000]
     for why in ("404", "interrupted"):
@@ -141,74 +129,66 @@ def test_a_file_of_a_page_comes_whole_or_not_at_all(server: Server, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
 
 
-PAGES = {
-    "doctype": b"<!DOCTYPE html>\n<title>Log in</title>",
-    "mark": b"\xef\xbb\xbf\n <HTML lang=en>",
-    "head": b"<head><title>proxy</title>",
-    "comment": b"<!-- hi --><!DOCTYPE html><html>",
-    "xml": b"<?xml version='1.0'?><html>",
-    "div": b"\n" * 5000 + b"<div>log in</div>",
-    "UTF-16": "<html>log in".encode("utf-16"),
-    "UTF-16 without a mark": "\n<html>log in".encode("utf-16-be"),
+REJECTED = {
+    "doctype": (b"<!DOCTYPE html>\n<title>Log in</title>", "web page"),
+    "mark": (b"\xef\xbb\xbf\n <HTML lang=en>", "web page"),
+    "head": (b"<head><title>proxy</title>", "web page"),
+    "comment": (b"<!-- hi --><!DOCTYPE html><html>", "web page"),
+    "xml": (b"<?xml version='1.0'?><html>", "web page"),
+    "div": (b"\n" * 5000 + b"<div>log in</div>", "web page"),
+    "UTF-16": ("<html>log in".encode("utf-16"), "web page"),
+    "UTF-16 without a mark": ("\n<html>log in".encode("utf-16-be"), "web page"),
+    "empty": (b"", "empty file"),
+    "blank": (b"\xef\xbb\xbf\n", "empty file"),
 }
 
 
-@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
-def test_a_web_page_is_not_a_data_set(page: bytes, server: Server, tmp_path: Path) -> None:
-    server.content = page
-    with pytest.raises(DataError, match="web page"):
+@pytest.mark.parametrize(("content", "reason"), REJECTED.values(), ids=REJECTED)
+def test_a_web_page_or_an_empty_file_is_not_stored(content: bytes, reason: str, server: Server, tmp_path: Path) -> None:
+    server.content = content
+    with pytest.raises(DataError, match=reason):
         download(Published(f"{server.url}/file.json"), tmp_path / "new" / "folder")
     assert list(tmp_path.iterdir()) == []
-    assert download(Published(f"{server.url}/page.html"), tmp_path).read_bytes() == page
+    if reason == "web page":
+        assert download(Published(f"{server.url}/page.html"), tmp_path).read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("content", "kind", "why"),
-    [
-        (PAGES["comment"], "application/json", "web page"),
-        (b"", "application/json", "empty file"),
-        (b"\xef\xbb\xbf\n", "application/json", "empty file"),
-    ],
-)
-def test_what_a_mirror_or_a_page_gives_instead_of_data_is_not_stored(
-    content: bytes, kind: str, why: str, server: Server, tmp_path: Path
+@pytest.mark.parametrize("kind", ["comment", "empty"])
+def test_a_mirrors_web_page_is_not_stored(
+    kind: str, server: Server, fetch: Callable[..., Done], tmp_path: Path
 ) -> None:
-    server.content, server.kind = content, kind
-    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
-    assert (done.returncode, why in done.stderr.splitlines()[-1]) == (2, True)
-    with pytest.raises(DataError, match=why):
-        download(Published(f"{server.url}/file.json"), tmp_path / "new")
+    server.content, reason = REJECTED[kind]
+    done = fetch("owner/set/data/file.json", out=tmp_path / "new")
+    assert (done.returncode, reason in done.stderr.splitlines()[-1]) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("digest", "status"), [(DIGEST, 0), ("0" * 64, 2), ("0" * 40, 0)])
-def test_a_file_has_the_sha256_that_the_hub_announces(digest: str, status: int, server: Server, tmp_path: Path) -> None:
+def test_a_file_has_the_sha256_that_the_hub_announces(
+    digest: str, status: int, server: Server, fetch: Callable[..., Done], tmp_path: Path
+) -> None:
     server.digest = f'"{digest}"'
-    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
+    done = fetch("owner/set/data/file.json", out=tmp_path / "new")
     assert (done.returncode, (tmp_path / "new" / "file.json").exists()) == (status, status == 0)
     assert "announces" in done.stderr.splitlines()[-1] if status else DIGEST in done.stdout, done.stderr
 
 
-def test_a_body_that_drips_is_given_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.drip = 0.2
-    monkeypatch.setattr(published_files, "_PATIENCE", 0.5)
-    with pytest.raises(DataError, match="too slow"):
-        download(Published(f"{server.url}/file.json"), tmp_path / "new")
-    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
-    assert (done.returncode, "too slow" in done.stderr.splitlines()[-1]) == (2, True)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("method", ["HEAD", "GET"])
-def test_headers_that_drip_are_given_up(
-    method: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ({"drip": 0.2}, "too slow"),
+        ({"drip_headers_of": "GET"}, "too slow, no reply"),
+        ({"drip_headers_of": "HEAD"}, "too slow, no reply"),
+    ],
+)
+def test_a_download_of_a_few_bytes_per_second_ends(
+    faults: dict[str, Any], reason: str, server: Server, fetch: Callable[..., Done], tmp_path: Path
 ) -> None:
-    server.drip_headers_of = method
-    done = fetched(server, "owner/set/data/file.json", out=tmp_path / "new")
-    assert (done.returncode, "too slow, no reply" in done.stderr.splitlines()[-1]) == (2, True)
-    monkeypatch.setattr(published_files, "_PATIENCE", 0.5)
-    if method == "GET":
-        with pytest.raises(DataError, match="too slow, no reply"):
+    vars(server).update(faults)
+    done = fetch("owner/set/data/file.json", out=tmp_path / "new")
+    assert (done.returncode, reason in done.stderr.splitlines()[-1]) == (2, True)
+    if "HEAD" not in faults.values():
+        with pytest.raises(DataError, match=reason):
             download(Published(f"{server.url}/file.json"), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
 
@@ -220,60 +200,52 @@ def test_a_second_download_of_a_file_is_refused_while_the_first_runs(server: Ser
     assert download(published, tmp_path).read_bytes() == CONTENT
 
 
-def test_a_file_that_is_there_is_refused_before_anything_is_asked(server: Server, tmp_path: Path) -> None:
+def test_an_existing_file_is_refused_before_any_request(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text("mine")
     with pytest.raises(RunError, match="exists: use another --out, or --force"):
         download(Published(f"{server.url}/file.json"), tmp_path)
-    assert server.asked == []
+    assert server.requests == []
     download(Published(f"{server.url}/file.json"), tmp_path, force=True)
     assert (tmp_path / "file.json").read_bytes() == CONTENT
     assert (tmp_path / "file.json.old-1").read_text() == "mine"
 
 
-def test_names_are_found_and_near_ones_hinted(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_an_unknown_name_has_a_hint(refused: Callable[..., str], tmp_path: Path) -> None:
     assert find("memagent-eval-200").path == "BytedTsinghua-SIA/hotpotqa/eval_200.json"
     assert find("owner/set/data/x.json") == Published("owner/set/data/x.json")
-    assert all(each.file.endswith((".json", ".parquet")) for each in PUBLISHED.values())
+    assert all(item.file.endswith((".json", ".parquet")) for item in PUBLISHED.values())
     assert "did you mean hotpotqa-dev" in refused("data", "download", "hotpotqa-dve", "--out", str(tmp_path))
     for name in ("../x/y", "a/b", "a/b/../../c", "https://x/y/z"):
         with pytest.raises(DataError, match="no such data set"):
             find(name)
 
 
-# ---- all files of a recipe -----------------------------------------------------------------------------------
-
-
-def test_files_of_a_recipe_come_to_the_places_that_it_names_and_a_second_call_fetches_the_rest(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_second_call_fetches_missing_files(server: Server, fetch: Callable[..., Done], tmp_path: Path) -> None:
     recipe, train = tmp_path / "mine.yaml", tmp_path / "sets" / "hotpotqa_train_32k.parquet"
     recipe.write_text("data: {train_files: sets/hotpotqa_train_32k.parquet, val_files: hotpotqa_dev.parquet}")
     server.answers = [len(CONTENT), *[403] * 20]
-    assert fetched(server, "--for", recipe, out=tmp_path).returncode == 2
+    assert fetch("--for", recipe, out=tmp_path).returncode == 2
     assert train.read_bytes() == CONTENT
     server.answers = []
-    server.asked.clear()
-    assert fetched(server, "--for", recipe, out=tmp_path).returncode == 0
-    assert {path for path, _ in server.asked} == {
-        "/datasets/BytedTsinghua-SIA/hotpotqa/resolve/main/hotpotqa_dev.parquet"
-    }
+    server.requests.clear()
+    assert fetch("--for", recipe, out=tmp_path).returncode == 0
+    (path,) = {path for path, _ in server.requests}
+    assert path == "/datasets/BytedTsinghua-SIA/hotpotqa/resolve/main/hotpotqa_dev.parquet"
     assert (tmp_path / "hotpotqa_dev.parquet").read_bytes() == CONTENT
 
 
-def test_a_file_that_is_not_published_is_named_with_what_makes_it_and_the_others_come(
-    server: Server, tmp_path: Path
-) -> None:
+def test_an_unpublished_file_has_its_command(server: Server, fetch: Callable[..., Done], tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         "evaluation: {files: [{names: ['{task}_{size}k.json'], tasks: [qa1], sizes: [4], "
         "make: 'palimpsest data download owner/set/{task}/{size}k.json --out NEW'}, "
         "{names: [mine.jsonl], make: 'palimpsest data build x'}]}"
     )
-    done = fetched(server, "--for", recipe, out=tmp_path)
+    done = fetch("--for", recipe, out=tmp_path)
     assert done.returncode == 1
     assert "mine.jsonl: not published; palimpsest data build x" in done.stderr
     assert (tmp_path / "qa1_4k.json").read_bytes() == CONTENT  # under the name that the recipe expects
-    assert {path for path, _ in server.asked} == {"/datasets/owner/set/resolve/main/qa1/4k.json"}
+    assert {path for path, _ in server.requests} == {"/datasets/owner/set/resolve/main/qa1/4k.json"}
 
 
 @pytest.mark.parametrize("name", [*recipe_names(), *recipe_names(EVALUATIONS)])

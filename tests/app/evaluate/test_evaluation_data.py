@@ -1,18 +1,25 @@
-"""Files as people have them, through whole evaluations and trainings of a tiny model."""
+"""Data files of evaluations and trainings, and the folders that evaluations write to."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import palimpsest
 import palimpsest as library
-from palimpsest.errors import DataError
+from palimpsest.app.evaluate.evaluation_data import check_folder, move_aside
+from palimpsest.app.evaluate.evaluation_result import Evaluation
+from palimpsest.errors import DataError, RunError
 from palimpsest.evaluation.sample_log import read_samples
 from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.runs.run_folder import RunFolder, open_run
+from support.changed_models import change_the_middle, copied_base, rewrite_template, scale_positions
 from support.command import Run
+from support.fakes import small_config
 from support.small_run import small_run
 
 BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
@@ -26,32 +33,13 @@ def lines(path: Path, *rows: dict[str, Any]) -> Path:
 
 ROWS = [{"id": f"p{i}", "question": f"Who {i}?", "answers": ["Ann"], "context": f"Ann {i} ran."} for i in range(4)]
 GOLDLESS = [ROWS[0], ROWS[1] | {"answers": []}]
-HOTPOT = [
-    {
-        "_id": f"h{i}",
-        "question": "Who?",
-        "answer": "Ann",
-        "context": [["A", ["Ann ran."]]],
-        "supporting_facts": [[title, 0]],
-    }
-    for i, title in enumerate("ABA")
-]
+FACT = {"question": "Who?", "answer": "Ann", "context": [["A", ["Ann ran."]]]}
+HOTPOT = [FACT | {"_id": f"h{i}", "supporting_facts": [[title, 0]]} for i, title in enumerate("ABA")]
 
 
-def test_a_question_without_a_gold_is_played_once_and_counted_beside_the_accuracy(
-    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_a_question_without_gold_is_played_once(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     path, out = lines(tmp_path / "dev.jsonl", *GOLDLESS), tmp_path / "out"
-    words = [
-        "eval",
-        "--no-baselines",
-        str(tiny_model_folder),
-        "--data",
-        str(path),
-        *WORDS,
-        "--out",
-        str(out),
-    ]
+    words = ["eval", "--no-baselines", str(tiny_model_folder), "--data", str(path), *WORDS, "--out", str(out)]
     done = palimpsest(*words)
     assert done.returncode == 0
     assert "1 question without a gold answer" in done.stdout
@@ -73,14 +61,12 @@ def test_training_refuses_a_question_without_a_gold_by_name(tmp_path: Path, tiny
     assert not (tmp_path / "run").exists()
 
 
-def test_rows_passed_in_python_with_other_names_are_to_be_renamed() -> None:
+def test_rows_with_other_keys_are_refused_with_the_key_to_rename() -> None:
     with pytest.raises(DataError, match="rename Quastion to question"):
         library.evaluate(data=[{"Quastion": "Who?", "completion": "Ann", "document": "Ann ran."}], quiet=True)
 
 
-def test_an_evaluation_without_a_right_answer_says_that_the_bundled_model_does_not_know_the_text(
-    palimpsest: Run, tmp_path: Path
-) -> None:
+def test_unknown_words_of_the_bundled_model_are_noted(palimpsest: Run, tmp_path: Path) -> None:
     def note(context: str) -> bool:
         row = {"question": "What does Omar buy?", "answers": ["a house"], "context": context}
         done = palimpsest("eval", "--no-baselines", "--data", str(lines(tmp_path / "a.jsonl", row)))
@@ -89,9 +75,7 @@ def test_an_evaluation_without_a_right_answer_says_that_the_bundled_model_does_n
     assert (note("It rained in Rome all day."), note("It rained. Omar sells tea.")) == (True, False)
 
 
-def test_columns_of_other_names_are_told_to_an_evaluation(
-    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_columns_of_other_names_are_mapped(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     path = tmp_path / "faq.csv"
     path.write_text("asked,said,seen\nWho?,Ann,Ann ran.\n")
     words = ["eval", "--no-baselines", str(tiny_model_folder), "--data", str(path), *WORDS]
@@ -109,9 +93,7 @@ def test_columns_of_other_names_are_told_to_an_evaluation(
     assert stray.stderr.startswith("error: --map fag.csv:question: no file")
 
 
-def test_each_of_several_files_may_have_columns_of_its_own(
-    palimpsest: Run, tmp_path: Path, tiny_model_folder: Path
-) -> None:
+def test_columns_are_mapped_by_file(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     first, second = tmp_path / "a.csv", tmp_path / "b.csv"
     first.write_text("q,gold,body\nWho?,Ann,Ann ran.\n")
     second.write_text("asked,gold,body\nWhere?,Rome,Ann ran to Rome.\n")
@@ -125,11 +107,10 @@ def test_each_of_several_files_may_have_columns_of_its_own(
     assert "--map c.csv:question: no file" in stray.stderr
 
 
-def test_rows_that_are_left_out_are_told_and_recorded(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_skipped_rows_are_counted(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
     path, out = lines(tmp_path / "dev.jsonl", *HOTPOT), tmp_path / "out"
     skip = ["data.on_missing_gold=skip", "--out", str(out)]
     done = palimpsest("eval", str(tiny_model_folder), "--data", str(path), *WORDS, *skip)
-    assert done.returncode == 0
     assert "rows skipped by data.on_missing_gold=skip: 1, first: " in done.stderr
     assert json.loads((out / "summary.json").read_text())["rows_left_out"] == 1
     assert "rows skipped            1" in palimpsest("data", "inspect", str(path), "--on-missing-gold", "skip").stdout
@@ -144,10 +125,119 @@ def test_a_training_reads_several_files_and_records_what_it_left_out(tmp_path: P
     run = library.train("memagent-quickstart", settings, out=tmp_path / "run", quiet=True)
     assert run.finished
     warnings = [row["message"] for row in read_rows(run.folder / "events.jsonl") if row.get("kind") == "warning"]
-    assert any(said.startswith("rows skipped by data.on_missing_gold=skip: 1") for said in warnings)
+    assert any(message.startswith("rows skipped by data.on_missing_gold=skip: 1") for message in warnings)
 
 
-def test_an_evaluation_of_several_files_has_a_row_for_each(tmp_path: Path, tiny_model_folder: Path) -> None:
-    files = [lines(tmp_path / f"{name}.jsonl", *rows) for name, rows in (("a", ROWS[:1]), ("b", ROWS[:2]))]
-    evaluation = library.evaluate(tiny_model_folder, files, overrides=BUDGETS, quiet=True)
-    assert sorted((summary.cell.set, summary.problems) for summary in evaluation.summaries) == [("a", 1), ("b", 2)]
+def evaluated(model: Path, out: Path, *, seed: int = 0, force: bool = False) -> Evaluation:
+    return palimpsest.evaluate(model, chunks=1, limit=1, overrides=BUDGETS, seed=seed, out=out, force=force, quiet=True)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_run_is_not_evaluated_into_its_folder(tmp_path: Path, tiny_model_folder: Path) -> None:
+    run = palimpsest.train("memagent-quickstart", small_run(tiny_model_folder), out=tmp_path / "run", quiet=True)
+    (run.folder / "summary.json").write_text("{}")
+    before = contents(run.folder)
+    with pytest.raises(RunError, match="contains a run: use another --out"):
+        run.evaluate(limit=1, out=run.folder, quiet=True)
+    with pytest.raises(RunError, match=r"contains the model .*step-000002, which --force would rename"):
+        run.evaluate(limit=1, out=run.folder, force=True, quiet=True)
+    assert contents(run.folder) == before
+
+
+def test_force_moves_an_evaluation_aside_and_deletes_nothing(tmp_path: Path, tiny_model_folder: Path) -> None:
+    out = tmp_path / "out"
+    evaluated(tiny_model_folder, out)
+    (out / "notes.txt").write_text("mine")
+    assert len(evaluated(tiny_model_folder, out)) == 1
+    before = contents(out)
+    evaluated(tiny_model_folder, out, seed=1, force=True)
+    assert contents(tmp_path / "out.old-1") == before
+    assert json.loads((out / "evaluation.json").read_text())["seed"] == 1
+    assert not (out / "notes.txt").exists()
+
+
+def test_an_evaluation_of_changed_weights_template_or_configuration_is_another_one(tmp_path: Path) -> None:
+    model = copied_base(tmp_path / "model")
+    evaluated(model, tmp_path / "out")
+    for change in (change_the_middle, rewrite_template, scale_positions):
+        change(model)
+        with pytest.raises(RunError, match="contains another evaluation"):
+            evaluated(model, tmp_path / "out")
+        evaluated(model, tmp_path / "out", force=True)
+
+
+def test_an_evaluation_whose_weights_were_recorded_in_part_is_no_changed_one(tmp_path: Path) -> None:
+    model = copied_base(tmp_path / "model")
+    evaluated(model, tmp_path / "out")
+    identity = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    (tmp_path / "out" / "evaluation.json").write_text(json.dumps(identity | {"weights": "0123456789abcdef"}))
+    with pytest.raises(RunError, match=r"an earlier version .* use another --out, or --force"):
+        evaluated(model, tmp_path / "out")
+
+
+@pytest.mark.parametrize("names", [["notes.txt"], ["samples.jsonl", "summary.json"]])
+def test_another_folder_is_refused_and_unchanged(tmp_path: Path, tiny_model_folder: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).write_text("{}\n")
+    before = contents(tmp_path)
+    with pytest.raises(RunError, match=r"but no evaluation\.json: not an evaluation"):
+        evaluated(tiny_model_folder, tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_a_log_that_was_killed_before_its_identity_was_written_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_text("")
+    check_folder(tmp_path, model="embedded", force=False)
+
+
+def begun_run(folder: Path) -> RunFolder:
+    return open_run(folder, small_config(), on_warning=lambda _: None)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_what_holds_runs_or_is_a_part_of_one_is_not_moved_aside(tmp_path: Path, running: bool) -> None:
+    run = begun_run(tmp_path / "runs" / "deep" / "first")
+    (run.path / "checkpoints" / "step-000002").mkdir(parents=True)
+    (run.path / "eval").mkdir()
+    (run.path / "eval" / "notes.txt").write_text("mine")
+    if not running:
+        run.close()
+    before = contents(tmp_path)
+    for out in (tmp_path / "runs", run.path.parent, run.path / "checkpoints", run.path / "eval"):
+        words = (
+            "is in use by process" if running else "contains the run" if out in run.path.parents else "part of the run"
+        )
+        with pytest.raises(RunError, match=words):
+            check_folder(out, model="embedded", force=True)
+        with pytest.raises(RunError, match=words):
+            move_aside(out, print)
+        with pytest.raises(RunError, match=words):
+            open_run(out, small_config(), force=True)
+    assert contents(tmp_path) == before
+
+
+def test_an_evaluation_in_a_run_is_moved_aside_unless_the_run_goes_on(tmp_path: Path) -> None:
+    run = begun_run(tmp_path / "run")
+    out = run.path / "eval"
+    out.mkdir()
+    (out / "evaluation.json").write_text("{}")
+    with pytest.raises(RunError, match="is in use by process"):
+        check_folder(out, model="embedded", force=True)
+    run.close()
+    check_folder(out, model="embedded", force=True)
+    move_aside(out, print)
+    assert (run.path / "eval.old-1" / "evaluation.json").exists()
+    check_folder(run.path, model="embedded", force=True)  # a run as a whole may be moved
+
+
+@pytest.mark.parametrize("folder", ["", "evals"])
+def test_an_evaluation_in_use_is_not_renamed(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "evals" / "first").mkdir(parents=True)
+    out = tmp_path / folder if folder else tmp_path / "evals" / "first"
+    with (tmp_path / "evals" / "first" / "samples.jsonl").open("w") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="another process writes to"):
+            check_folder(out, model="embedded", force=True)

@@ -1,4 +1,4 @@
-"""Processes of an evaluation that are killed: nothing hangs, nothing is left, and it goes on."""
+"""Killed processes of evaluations: no process remains, and the evaluation resumes."""
 
 from __future__ import annotations
 
@@ -19,42 +19,23 @@ from support.small_run import small_evaluation
 EVALUATES = "palimpsest.app.quickstart.quickstart_run:QuickstartProcesses._receive"
 
 
-def resumed(palimpsest: Run, out: Path) -> dict[str, object]:
-    """The figures of the quickstart, once it went on."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "status"), [("SIGKILL@worker", 2), ("SIGKILL", -signal.SIGKILL)])
+def test_a_killed_quickstart_or_worker_leaves_no_process_and_resumes(
+    victim: str, status: int, tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
+) -> None:
+    out = tmp_path / "out"
+    ended = interrupted(victim, EVALUATES, quickstart(tiny_model_folder, out))
+    assert (ended.status, ended.survivors) == (status, []), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ("error: a worker process ended with exit code -9" in ended.stderr) == (status == 2)
     done = palimpsest("quickstart", "--resume", str(out))
     assert done.returncode == 0, done.stderr
-    summary: dict[str, object] = json.loads((out / "summary.json").read_text())
-    return summary
+    assert set(json.loads((out / "summary.json").read_text())) >= {"accuracy", "seed"}
 
 
 @pytest.mark.slow
-def test_a_killed_worker_ends_the_quickstart_which_says_so_and_goes_on(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
-    out = tmp_path / "out"
-    ended = interrupted("SIGKILL@worker", EVALUATES, quickstart(tiny_model_folder, out))
-    assert ended.status == 2, ended.stderr
-    assert "error: a worker process ended with exit code -9" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.survivors == []
-    assert set(resumed(palimpsest, out)) >= {"accuracy", "seed"}
-
-
-@pytest.mark.slow
-def test_a_killed_quickstart_takes_its_workers_along_and_goes_on(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
-    out = tmp_path / "out"
-    ended = interrupted("SIGKILL", EVALUATES, quickstart(tiny_model_folder, out))
-    assert ended.status == -signal.SIGKILL
-    assert ended.survivors == []
-    assert set(resumed(palimpsest, out)) >= {"accuracy", "seed"}
-
-
-@pytest.mark.slow
-def test_an_evaluation_killed_while_it_plays_goes_on_with_what_it_logged(
-    tmp_path: Path, tiny_model_folder: Path, palimpsest: Run
-) -> None:
+def test_a_killed_evaluation_resumes_from_its_log(tmp_path: Path, tiny_model_folder: Path, palimpsest: Run) -> None:
     out = tmp_path / "out"
     command = small_evaluation(tiny_model_folder, out, chunks="1,2")
     ended = interrupted("SIGKILL", "palimpsest.app.evaluate.evaluation_run:summaries_of", command)
@@ -69,16 +50,10 @@ def test_an_evaluation_killed_while_it_plays_goes_on_with_what_it_logged(
 
 
 @pytest.mark.slow
-def test_two_trainings_at_once_are_refused_on_one_folder_and_fine_on_two(
-    tmp_path: Path,
-) -> None:
+def test_two_trainings_at_once_are_refused_on_one_folder_and_fine_on_two(tmp_path: Path) -> None:
     """Both begin while the other is at it, in whatever order."""
     child = Path(__file__).parents[2] / "support" / "kill_child.py"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
     def begin(name: str) -> subprocess.Popen[str]:
         command = [sys.executable, str(child), "fakes", str(tmp_path / name), "none"]

@@ -41,9 +41,7 @@ def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
-def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
-    real_data: Path, model: Path, url: str, palimpsest: Run, tmp_path: Path
-) -> None:
+def test_a_killed_ruler_hqa_resumes(real_data: Path, model: Path, url: str, palimpsest: Run, tmp_path: Path) -> None:
     """64 questions among 50 documents of HotpotQA, sampled as the protocol says."""
     contexts = Contexts((50,), splits=read_splits(f"eval={PROBLEMS}"))
     build_contexts([real_data / "hotpotqa_train_100.json"], contexts, out=tmp_path / "set")
@@ -51,24 +49,24 @@ def test_ruler_hqa_killed_three_times_is_the_same_as_undisturbed(
 
     def words(out: Path) -> list[str]:
         sets = list(budgets)
-        asked = ("--recipe", "eval/ruler-hqa", "--data", str(tmp_path / "set"), "--base-url", url, str(model))
-        return ["eval", *asked, *sets, "--out", str(out)]
+        request_words = ("--recipe", "eval/ruler-hqa", "--data", str(tmp_path / "set"), "--base-url", url, str(model))
+        return ["eval", *request_words, *sets, "--out", str(out)]
 
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    done = palimpsest(*words(whole))
+    complete, out = tmp_path / "whole", tmp_path / "out"
+    done = palimpsest(*words(complete))
     assert done.returncode == 0, done.stderr
     for episodes in (8, 40, 80):
         killed_at(words(out), out, episodes)
     done = palimpsest(*words(out))
     assert done.returncode == 0, done.stderr
     assert " episodes exist already" in done.stderr
-    lines = [sorted((folder / "samples.jsonl").read_bytes().splitlines()) for folder in (whole, out)]
+    lines = [sorted((folder / "samples.jsonl").read_bytes().splitlines()) for folder in (complete, out)]
     assert lines[0] == lines[1]
     samples, _ = read_samples(out / "samples.jsonl")
-    assert len([each for each in samples if not each.baseline]) == PROBLEMS
-    assert min(each.turns for each in samples if not each.baseline) > 3
+    assert len([item for item in samples if not item.baseline]) == PROBLEMS
+    assert min(item.turns for item in samples if not item.baseline) > 3
     of_the_last_call: dict[str, Any] = {"seconds": 0.0, "episodes_played": 0, "made_with": {}}
-    figures = [json.loads((folder / "summary.json").read_text()) | of_the_last_call for folder in (whole, out)]
+    figures = [json.loads((folder / "summary.json").read_text()) | of_the_last_call for folder in (complete, out)]
     assert figures[0] == figures[1]
 
 

@@ -20,12 +20,12 @@ def probed(agent: Agent, *, chunks: int = 4, lengths: Sequence[int] = (4,), limi
 
 
 def test_a_probe_counts_every_read_and_has_an_interval_for_every_length() -> None:
-    found = probed(Agent(recipe="memagent-quickstart"), lengths=[64, 4])
-    assert sum(row["reads"] for row in found["states"]) == found["measured"][0]["reads"] == 24
-    assert [row["chunks"] for row in found["expected"]] == [4, 64]
-    assert all(row["accuracy"] is None or 0 <= row["accuracy"] <= 1 for row in found["expected"])
-    assert all(0 <= row["low"] <= row["high"] <= 1 for row in found["expected"])
-    assert json.loads(json.dumps(found))["measured"][0]["episodes"] == 6
+    matches = probed(Agent(recipe="memagent-quickstart"), lengths=[64, 4])
+    assert sum(row["reads"] for row in matches["states"]) == matches["measured"][0]["reads"] == 24
+    assert [row["chunks"] for row in matches["expected"]] == [4, 64]
+    assert all(row["accuracy"] is None or 0 <= row["accuracy"] <= 1 for row in matches["expected"])
+    assert all(0 <= row["low"] <= row["high"] <= 1 for row in matches["expected"])
+    assert json.loads(json.dumps(matches))["measured"][0]["episodes"] == 6
 
 
 def test_lengths_that_a_probe_does_not_predict_have_an_interval_and_no_accuracy() -> None:

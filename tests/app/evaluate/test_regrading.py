@@ -1,4 +1,4 @@
-"""New metrics over an old log: what is there stays, what would need more than the answer is refused by name."""
+"""New grades of an old log: rewards that need more than the answer are rejected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.cli.main import app
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, Sample, SampleKey, read_samples, write_request
 from palimpsest.files import sha256
@@ -41,15 +40,18 @@ def evaluation(path: Path, **identity: Any) -> Path:
 
 
 def by_key(folder: Path) -> dict[SampleKey, Sample]:
-    return {each.key: each for each in read_samples(folder / SAMPLES)[0]}
+    return {item.key: item for item in read_samples(folder / SAMPLES)[0]}
 
 
 def values(folder: Path) -> dict[str, float | None]:
-    return {each.id: each.value for each in read_samples(folder / SAMPLES)[0]}
+    return {item.id: item.value for item in read_samples(folder / SAMPLES)[0]}
 
 
-def test_an_old_log_gets_new_values_and_stays_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("identity", [True, False])
+def test_an_old_log_gets_new_values_and_is_unchanged(identity: bool, tmp_path: Path) -> None:
     folder = evaluation(tmp_path / "e")
+    if not identity:
+        (folder / IDENTITY).unlink()
     before = contents(folder)
     done, out = regraded(folder, "reward.name=f1"), folder / "regraded" / "f1"
     assert contents(folder) == before
@@ -59,7 +61,7 @@ def test_an_old_log_gets_new_values_and_stays_as_it_is(tmp_path: Path) -> None:
     assert 0 < f1 < 1
     (summary,) = done.summaries
     assert (summary.problems, summary.graded, summary.ungraded) == (5, 3, 2)
-    assert [(each.id, each.value) for each in done] == list(values(out).items())
+    assert [(item.id, item.value) for item in done] == list(values(out).items())
     before = contents(out)
     regraded(folder, "reward.name=f1")
     assert contents(out) == before
@@ -72,39 +74,19 @@ def test_the_same_reward_gives_the_same_grades_as_the_evaluation_gave(tiny_model
     done = regraded(tmp_path / "e")
     assert (len(done.samples), len(done.baseline_samples)) == (len(played.samples), len(played.baseline_samples))
     assert by_key(tmp_path / "e" / "regraded" / "boxed") == by_key(tmp_path / "e")
-    assert {name: each.accuracy for name, each in done.rows.items()} == {
-        name: each.accuracy for name, each in played.rows.items()
+    assert {name: item.accuracy for name, item in done.rows.items()} == {
+        name: item.accuracy for name, item in played.rows.items()
     }
 
 
-def test_rows_stand_by_policy_and_then_from_short_to_long_as_those_of_the_evaluation_do(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    played = palimpsest.evaluate(
-        tiny_model_folder,
-        policy="sliding_window,full_context",
-        chunks=[2, 1],
-        limit=1,
-        baselines=False,
-        out=tmp_path / "e",
-        quiet=True,
-    )
+def test_rows_have_the_order_of_the_evaluations(tiny_model_folder: Path, tmp_path: Path) -> None:
+    options: Any = {"policy": "sliding_window,full_context", "chunks": [2, 1], "limit": 1, "baselines": False}
+    played = palimpsest.evaluate(tiny_model_folder, out=tmp_path / "e", quiet=True, **options)
     done = regraded(tmp_path / "e")
-    assert [each.cell for each in done.summaries] == [each.cell for each in played.summaries]
-    assert [(each.cell.player, each.cell.size) for each in done.summaries] == [
-        ("sliding_window", 1),
-        ("sliding_window", 2),
-        ("full_context", 1),
-        ("full_context", 2),
-    ]
-    assert list(done.rows) == list(played.rows)
-    assert done.policies == played.policies
-
-
-def test_a_log_without_its_identity_is_graded(tmp_path: Path) -> None:
-    folder = evaluation(tmp_path / "e")
-    (folder / IDENTITY).unlink()
-    assert regraded(folder, "reward.name=sub_em").summaries[0].graded == 3
+    assert [item.cell for item in done.summaries] == [item.cell for item in played.summaries]
+    rows = [(item.cell.player, item.cell.size) for item in done.summaries]
+    assert rows == [(player, size) for player in ("sliding_window", "full_context") for size in (1, 2)]
+    assert (list(done.rows), done.policies) == (list(played.rows), played.policies)
 
 
 def test_a_regrading_is_an_evaluation_that_compare_takes(tmp_path: Path) -> None:
@@ -122,14 +104,14 @@ def test_a_regrading_is_an_evaluation_that_compare_takes(tmp_path: Path) -> None
 
 
 def test_several_questions_on_one_reading_are_graded_one_by_one(tmp_path: Path) -> None:
-    asked = [
+    questions = [
         {"question": "Who?", "answers": ["Anna"], "answer": "\\boxed{Anna Berg}", "value": 0.0},
         {"question": "Where?", "answers": ["Rome"], "answer": "\\boxed{Rome}", "value": 1.0},
     ]
-    row = sample("p0", 0.5, question="1. Who?\n2. Where?", answers=("Anna", "Rome"), questions=asked)
+    row = sample("p0", 0.5, question="1. Who?\n2. Where?", answers=("Anna", "Rome"), questions=questions)
     done = regraded(write_evaluation(tmp_path / "e", [row]), "reward.name=sub_em")
     (graded,) = done.samples
-    assert (graded.value, [each["value"] for each in graded.questions]) == (1.0, [1.0, 1.0])
+    assert (graded.value, [item["value"] for item in graded.questions]) == (1.0, [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -150,22 +132,15 @@ def test_what_needs_more_than_the_answer_is_refused_by_name(override: str, messa
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        {"data": "synthetic"},
-        {"policy": "overwrite"},
-        {"reward": sum},
-        {"recipe": "memagent"},
-        {"chunks": 4},
-        {"limit": 1},
-    ],
+    "option",
+    [{"data": "x"}, {"policy": "overwrite"}, {"reward": sum}, {"recipe": "memagent"}, {"chunks": 4}, {"limit": 1}],
 )
-def test_what_would_be_played_is_refused_where_nothing_is(given: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(given))}: --regrade runs no episodes"):
-        palimpsest.evaluate(regrade=evaluation(tmp_path / "e"), quiet=True, **given)
+def test_options_of_playing_are_refused(option: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(option))}: --regrade runs no episodes"):
+        palimpsest.evaluate(regrade=evaluation(tmp_path / "e"), quiet=True, **option)
 
 
-def test_layers_of_training_are_left_out_of_a_regrading_as_of_the_evaluation(
+def test_training_layers_are_omitted(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     layered = {**BUDGETS, "reward.unsupported_penalty": 2}
@@ -175,9 +150,7 @@ def test_layers_of_training_are_left_out_of_a_regrading_as_of_the_evaluation(
     assert by_key(tmp_path / "e" / "regraded" / "boxed") == by_key(tmp_path / "e")
 
 
-def test_a_damaged_line_is_no_dead_end_where_its_episode_was_played_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_line_is_replaced_by_its_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = evaluation(tmp_path / "e")
     log = folder / SAMPLES
     lines = log.read_bytes().splitlines(keepends=True)
@@ -192,9 +165,7 @@ def test_a_damaged_line_is_no_dead_end_where_its_episode_was_played_again(
     assert Note("lines_unreadable", folder=str(folder), count=1) in capsys.readouterr().err
 
 
-def test_an_evaluation_that_has_not_ended_is_graded_as_far_as_it_is_and_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unfinished_evaluation_is_graded_with_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = evaluation(tmp_path / "e")
     write_request(folder, [(CHUNKS, 1, [f"p{n}" for n in range(7)])])
     assert len(palimpsest.evaluate(regrade=folder).samples) == 5
@@ -208,9 +179,7 @@ def test_an_evaluation_that_has_not_ended_is_graded_as_far_as_it_is_and_told(
         {"set": "questions", "size": None, "unit": None, "metrics": {"em": 1.0, "objectives": 4.0}},
     ],
 )
-def test_golds_of_several_objectives_are_not_in_the_log_and_that_is_said(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
+def test_problems_of_several_objectives_are_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path / "e", [sample("p0", 1.0, **fields)])
     with pytest.raises(DataError, match="has several questions with separate golds"):
         regraded(folder, "reward.name=final_answer")
@@ -229,7 +198,7 @@ def test_a_folder_without_a_log_and_one_that_holds_something_else_are_refused(tm
         assert contents(out) == before
 
 
-def test_a_judge_is_asked_once_and_a_dead_one_leaves_answers_ungraded(tmp_path: Path) -> None:
+def test_a_judge_is_called_once_and_a_dead_one_grades_nothing(tmp_path: Path) -> None:
     rows = [sample(f"p{n}", 1.0, answer=f"FINAL_ANSWER: {text}") for n, text in enumerate(("in Rome", "Oslo"))]
     folder = write_evaluation(tmp_path / "e", rows)
     judged = ["reward.name=final_answer", "reward.final_answer.match=judge", "reward.judge.model=m"]
@@ -237,7 +206,7 @@ def test_a_judge_is_asked_once_and_a_dead_one_leaves_answers_ungraded(tmp_path: 
         for _ in range(2):
             done = regraded(folder, *judged, f"reward.judge.url={server.url}")
         assert len(server.requests) == 2
-    assert {each.id: each.value for each in done} == {"p0": 1.0, "p1": 0.0}
+    assert {item.id: item.value for item in done} == {"p0": 1.0, "p1": 0.0}
     assert done.out == folder / "regraded" / "final_answer-judge"
     gone = [*judged, "reward.judge.url=http://127.0.0.1:9/v1"]
     regraded(folder, *gone, out=tmp_path / "gone")
@@ -256,8 +225,8 @@ def test_the_judge_of_an_evaluation_needs_its_address_again(tmp_path: Path) -> N
     assert regraded(folder, "reward.name=em").config.reward.judge is None
 
 
-def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path: Path) -> None:
-    """Whatever the order in which their episodes ended."""
+def test_sets_are_sorted_by_length_before_baselines(tmp_path: Path) -> None:
+    """The order in which episodes ended has no effect."""
     rows = []
     for length in (400, 50, 6400, 100):
         part: dict[str, Any] = {"set": f"eval_{length}", "size": None, "unit": None, "length": length}
@@ -265,12 +234,7 @@ def test_sets_are_told_from_short_to_long_and_baselines_after_the_agent(tmp_path
         rows.append(sample("p", 1.0, **part))
     done = regraded(write_evaluation(tmp_path / "e", rows), "reward.name=boxed")
     sets = [f"eval_{length}" for length in (50, 100, 400, 6400)]
-    assert [each.cell.set for each in done.summaries] == [each.cell.set for each in done.baselines] == sets
-    assert {each.cell.player for each in done.summaries} == {"agent"}
-    assert {each.cell.player for each in done.baselines} == {"closed book"}
+    assert [item.cell.set for item in done.summaries] == [item.cell.set for item in done.baselines] == sets
+    assert {item.cell.player for item in done.summaries} == {"agent"}
+    assert {item.cell.player for item in done.baselines} == {"closed book"}
     assert [row[""] for row in done.table] == sets + [f"closed book, {name}" for name in sets]
-
-
-def test_the_command_rejects_options_of_playing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="limit: --regrade runs no episodes"):
-        app(["eval", "--regrade", str(evaluation(tmp_path / "e")), "--limit", "1"], standalone_mode=False)

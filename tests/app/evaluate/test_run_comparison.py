@@ -15,7 +15,7 @@ from palimpsest.app.evaluate.comparison_report import _lines, write_folder, writ
 from palimpsest.config.load import dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.sample_log import SAMPLES
+from palimpsest.evaluation.sample_log import SAMPLES, Sample
 from palimpsest.evaluation.statistics import paired
 from palimpsest.notes import Note
 from support.command import Run
@@ -30,6 +30,10 @@ BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_
 
 def folder(path: Path, values: Sequence[float | None], identity: dict[str, Any] | None = None, **fields: Any) -> Path:
     return write_evaluation(path, [sample(f"p{at}", value, **fields) for at, value in enumerate(values)], identity)
+
+
+def compared(path: Path, first: list[Sample], second: list[Sample]) -> palimpsest.Comparison:
+    return palimpsest.compare(write_evaluation(path / "a", first), write_evaluation(path / "b", second))
 
 
 def test_differences_are_those_of_the_paired_problems(tmp_path: Path) -> None:
@@ -48,7 +52,7 @@ def test_problems_of_one_name_that_ask_something_else_are_never_paired(tmp_path:
     """Two editions of a data set: same ids, one gold corrected, one question reworded."""
     a = [sample(f"p{n}", 1.0) for n in range(4)]
     b = [sample("p0", 0.0, gold="Paris"), sample("p1", 0.0, question="What?"), sample("p2", 0.0), sample("p9", 1.0)]
-    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    comparison = compared(tmp_path, a, b)
     pairing = comparison.pairings["b"]
     assert (pairing.problems, pairing.other_question, pairing.only_first, pairing.only_second) == (1, 2, 1, 1)
     assert comparison.notes[0].code == "pairing"
@@ -58,12 +62,12 @@ def test_problems_of_one_name_that_ask_something_else_are_never_paired(tmp_path:
 def test_what_is_lacking_is_counted_in_episodes_where_problems_are_drawn_several_times(tmp_path: Path) -> None:
     a = [sample(f"p{n}", 1.0, draw=draw) for n in range(2) for draw in range(3)]
     b = [sample(f"p{n}", 1.0, draw=0) for n in range(2)]
-    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    comparison = compared(tmp_path, a, b)
     assert comparison.pairings["b"].problems == 2
     assert comparison.notes[0].values["warning"] == "4 episodes only on the first side"
 
 
-def test_sides_without_a_common_problem_get_no_difference_and_are_told_so(tmp_path: Path) -> None:
+def test_sides_without_a_common_problem_have_no_difference(tmp_path: Path) -> None:
     other = folder(tmp_path / "b", AFTER, size=4, length=4)
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), other)
     assert comparison.pairings["b"].difference is None
@@ -83,30 +87,25 @@ def test_grades_of_different_rewards_are_reported(tmp_path: Path) -> None:
 def test_what_is_not_graded_is_counted_on_its_side_and_never_paired(tmp_path: Path) -> None:
     a = [sample("p0", None), sample("p1", 1.0), sample("p2", 0.0)]
     b = [sample("p0", 1.0), sample("p1", 1.0), sample("p2", None)]
-    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", a), write_evaluation(tmp_path / "b", b))
+    comparison = compared(tmp_path, a, b)
     assert (comparison.pairings["b"].problems, comparison.pairings["b"].ungraded) == (1, 2)
     counts = [note.values for note in comparison.notes if note.code == "side_counts"]
     assert {"side": "a", "counts": "1 ungraded", "episodes": 3} in counts
-    told = {side["name"]: side for side in comparison.to_json()["sides"]}
-    assert (told["a"]["graded"], told["a"]["ungraded"], told["a"]["without_gold"]) == (2, 1, 0)
+    result = {side["name"]: side for side in comparison.to_json()["sides"]}
+    assert (result["a"]["graded"], result["a"]["ungraded"], result["a"]["without_gold"]) == (2, 1, 0)
 
 
 def test_questions_without_a_gold_are_counted_apart(tmp_path: Path) -> None:
     rows = [sample("p0", None, answers=(), outcome="answered"), sample("p1", 1.0)]
-    comparison = palimpsest.compare(write_evaluation(tmp_path / "a", rows), write_evaluation(tmp_path / "b", rows))
+    comparison = compared(tmp_path, rows, rows)
     (side, _) = comparison.to_json()["sides"]
     assert (side["ungraded"], side["without_gold"]) == (0, 1)
 
 
-def test_several_draws_of_a_problem_are_paired_each_and_count_as_one_cluster(tmp_path: Path) -> None:
-    drawn = [[0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
-    paths = [
-        write_evaluation(
-            tmp_path / name, [sample(f"p{n}", values[draw], draw=draw) for n in range(4) for draw in range(3)]
-        )
-        for name, values in zip("ab", drawn, strict=True)
-    ]
-    comparison = palimpsest.compare(*paths)
+def test_draws_of_a_problem_are_paired_and_count_as_one_cluster(tmp_path: Path) -> None:
+    draws = [[0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]
+    a, b = ([sample(f"p{n}", values[draw], draw=draw) for n in range(4) for draw in range(3)] for values in draws)
+    comparison = compared(tmp_path, a, b)
     pairing = comparison.pairings["b"]
     assert (pairing.problems, pairing.difference.test if pairing.difference else None) == (4, "sign_flip")
     assert pairing.counted == "4 problems (12 episodes)"
@@ -130,14 +129,10 @@ def test_a_question_at_two_lengths_and_three_draws_is_counted_as_what_it_is(tmp_
     assert (pairs["problems"], pairs["episodes"], pairs["independent"]) == (8, 24, 4)
 
 
-def test_baselines_have_rows_and_are_in_no_difference_over_everything(tmp_path: Path) -> None:
-    paths = []
-    for name, value in (("a", 0.0), ("b", 1.0)):
-        rows = [sample("p0", 1.0), sample("p0", value, player="closed book", baseline=True)]
-        paths.append(write_evaluation(tmp_path / name, rows))
-    comparison = palimpsest.compare(*paths)
-    assert comparison.pairings["b"].problems == 1
-    assert not comparison.pairings["b"].flips
+def test_baselines_have_rows_and_are_in_no_overall_difference(tmp_path: Path) -> None:
+    sides = [[sample("p0", 1.0), sample("p0", value, player="closed book", baseline=True)] for value in (0.0, 1.0)]
+    comparison = compared(tmp_path, *sides)
+    assert (comparison.pairings["b"].problems, len(comparison.pairings["b"].flips)) == (1, 0)
     (agent, closed) = comparison.cells
     assert (agent.player, agent.baseline, closed.player, closed.baseline) == ("agent", False, "closed book", True)
     assert comparison.cell_pairings[closed]["b"].difference is not None
@@ -150,7 +145,9 @@ def test_two_policies_are_compared_on_the_same_cells_and_several_of_one_side_by_
         ("synthetic", 2, "chunks", "agent")
     ]
     assert comparison.pairings["recall"].difference == paired(BEFORE, AFTER)
-    both = [sample(f"p{at}", value, player=player) for player, own in PLAYED.items() for at, value in enumerate(own)]
+    both = [
+        sample(f"p{at}", value, player=player) for player, added in PLAYED.items() for at, value in enumerate(added)
+    ]
     swept = [write_evaluation(tmp_path / name, both) for name in ("one", "two")]
     apart = palimpsest.compare(*swept)
     assert [cell.player for cell in apart.cells] == ["overwrite", "recall"]
@@ -158,36 +155,30 @@ def test_two_policies_are_compared_on_the_same_cells_and_several_of_one_side_by_
     assert not apart.pairings["two"].flips
 
 
-def test_what_was_asked_for_last_is_counted_by_all_and_the_rest_is_named(
+def test_only_the_last_request_counts(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "e"
+    out, note = tmp_path / "e", str(Note("episodes_not_requested", count=10))
 
     def evaluated(chunks: list[int], limit: int, samples: int) -> palimpsest.Evaluation:
-        given = {**BUDGETS, "eval_sampling.temperature": 0.7}
-        asked: dict[str, Any] = {"chunks": chunks, "limit": limit, "samples": samples}
-        return palimpsest.evaluate(tiny_model_folder, overrides=given, baselines=False, out=out, **asked)
+        options: Any = {"chunks": chunks, "limit": limit, "samples": samples, "baselines": False, "out": out}
+        overrides = {**BUDGETS, "eval_sampling.temperature": 0.7}
+        return palimpsest.evaluate(tiny_model_folder, overrides=overrides, **options)
 
     evaluated([1, 2], 3, 2)
-    capsys.readouterr()
     narrower = evaluated([1], 2, 1)
-    told = str(Note("episodes_not_requested", count=10))
-    assert told in capsys.readouterr().err
+    assert note in capsys.readouterr().err
     regraded = palimpsest.evaluate(regrade=out)
-    assert told in capsys.readouterr().err
-    assert regraded.out == out / "regraded" / "boxed"
-    (row,), (again,) = (
-        json.loads((folder / "summary.json").read_text())["evaluations"] for folder in (out, regraded.out)
-    )
-    compared = palimpsest.compare(out, regraded.out).to_json()
+    assert note in capsys.readouterr().err
+    folders = (out, out / "regraded" / "boxed")
+    rows = [json.loads((folder / "summary.json").read_text())["evaluations"] for folder in folders]
+    compared = palimpsest.compare(*folders).to_json()
     (cell,) = compared["cells"]
-    for figures in (row, again, *cell["sides"].values()):
+    for figures in (*rows[0], *rows[1], *cell["sides"].values()):
         assert (figures["set"], figures["size"], figures["unit"]) == ("synthetic", 1, "chunks")
         assert (figures["problems"], figures["samples"]) == (2, 1)
-        assert figures["accuracy"] == row["accuracy"]
-    assert row["accuracy"]["mean"] == narrower.accuracy.mean
+        assert figures["accuracy"]["mean"] == narrower.accuracy.mean == regraded.accuracy.mean
     assert [(side["episodes"], side["not_asked"]) for side in compared["sides"]] == [(2, 10), (2, 0)]
-    assert {"side": out.name, "count": 10} in [note["values"] for note in compared["notes"]]
     evaluated([1, 2], 3, 2)
     capsys.readouterr()
     palimpsest.evaluate(regrade=out)
@@ -203,7 +194,7 @@ def test_a_damaged_line_is_counted(tmp_path: Path) -> None:
     assert comparison.pairings["b"].problems == 11
 
 
-def test_only_what_differs_between_configurations_is_told(tmp_path: Path) -> None:
+def test_only_differences_of_configurations_are_listed(tmp_path: Path) -> None:
     same = {"policies": {"overwrite": {"options": {"chunk_size": 36, "memory_tokens": 8}}}}
     other = {"policies": {"overwrite": {"options": {"chunk_size": 72, "memory_tokens": 8}}}}
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE, same), folder(tmp_path / "b", AFTER, other))
@@ -211,15 +202,15 @@ def test_only_what_differs_between_configurations_is_told(tmp_path: Path) -> Non
     assert comparison.bands == ()
 
 
-@pytest.mark.parametrize(("source", "told"), [("synthetic", {"data.synthetic.hops": (1, 2)}), (["a.json"], {})])
-def test_settings_that_bear_on_nothing_played_are_not_told(source: Any, told: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("source", "result"), [("synthetic", {"data.synthetic.hops": (1, 2)}), (["a.json"], {})])
+def test_unused_settings_are_not_listed(source: Any, result: Any, tmp_path: Path) -> None:
     """How a recipe draws synthetic documents where files are read, and what training puts on top of a grade."""
     sides = []
     for hops, penalty in ((1, 2.0), (2, 0.5)):
         data = {"train_files": source, "val_files": None, "synthetic": {"hops": hops}}
         identity = {"data": data, "reward": {"name": "sub_em", "unsupported_penalty": penalty, "layers": [penalty]}}
         sides.append(folder(tmp_path / str(hops), BEFORE, identity))
-    assert palimpsest.compare(*sides).differs == told
+    assert palimpsest.compare(*sides).differs == result
 
 
 def test_a_run_next_to_an_evaluation_of_no_run_differs_by_that_in_one_line(tmp_path: Path) -> None:
@@ -257,8 +248,8 @@ def test_a_quickstarts_shards_are_one_side(tmp_path: Path) -> None:
     for side in ("a", "b"):
         run = tmp_path / side
         for shard in (1, 2):
-            place = run / "evaluations" / "after" / f"shard-{shard}-of-2"
-            write_evaluation(place, [sample(f"p{shard}", 1.0)])
+            location = run / "evaluations" / "after" / f"shard-{shard}-of-2"
+            write_evaluation(location, [sample(f"p{shard}", 1.0)])
         write_evaluation(run / "evaluations" / "after" / "shard-1-of-2.old-1", [sample("p7", 1.0)])
         (run / "config.yaml").write_text(dump_config(RunConfig(seed=3)), "utf-8")
     comparison = palimpsest.compare(tmp_path / "a", tmp_path / "b")
@@ -281,15 +272,6 @@ def test_folders_that_cannot_be_compared_are_refused_in_words(make: Any, message
         palimpsest.compare(*make(tmp_path))
 
 
-def test_the_table_names_its_sets_however_long_the_names_of_its_sides_are(tmp_path: Path, palimpsest: Run) -> None:
-    folders = [str(folder(tmp_path / name / ("long-name-" * 5), BEFORE, **FILE)) for name in "ab"]
-    done = palimpsest("compare", *folders)
-    assert len([line for line in done.stdout.splitlines() if line.startswith("a set")]) == 2
-
-
-# ---- what is written and printed --------------------------------------------------------------------------------
-
-
 def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
     paths = folder(tmp_path / "a", BEFORE), folder(tmp_path / "b", AFTER)
     first, again = palimpsest.compare(*paths).to_json(2), palimpsest.compare(*paths).to_json(2)
@@ -306,11 +288,8 @@ def test_the_json_has_the_documented_keys_and_repeats(tmp_path: Path) -> None:
 
 
 def test_plots_are_written_as_their_names_say_and_repeat(tmp_path: Path) -> None:
-    sizes = [
-        sample(f"p{n}", float(n % 2), **{**FILE, "set": f"eval_{size}", "length": size})
-        for size in (50, 100)
-        for n in range(4)
-    ]
+    sets = [{**FILE, "set": f"eval_{size}", "length": size} for size in (50, 100)]
+    sizes = [sample(f"p{n}", float(n % 2), **fields) for fields in sets for n in range(4)]
     comparison = palimpsest.compare(folder(tmp_path / "a", BEFORE), write_evaluation(tmp_path / "b", sizes))
     for name in ("p.svg", "p.png"):
         paths = write_plots(comparison, tmp_path / name)
@@ -341,12 +320,8 @@ def test_the_page_escapes_what_models_wrote(tmp_path: Path) -> None:
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert "<dd>1: Rome</dd>" in page
-    assert {path.name for path in out.iterdir()} == {
-        "compare.html",
-        "compare.json",
-        "accuracy.svg",
-        "accuracy-cost.svg",
-    }
+    names = {"compare.html", "compare.json", "accuracy.svg", "accuracy-cost.svg"}
+    assert {path.name for path in out.iterdir()} == names
 
 
 def test_the_command_prints_differences_flips_and_what_is_configured_otherwise(tmp_path: Path, palimpsest: Run) -> None:
@@ -360,5 +335,5 @@ def test_the_command_prints_differences_flips_and_what_is_configured_otherwise(t
     assert "seed" in palimpsest("compare", str(a), str(b), "--diff").stdout
     assert "b: 7 changed, 1 shown" in done.stdout
     assert "\n  - Rome\n  + Oslo\n" in done.stdout  # without their boxes
-    told = json.loads(palimpsest("compare", str(a), str(b), "--json").stdout)
-    assert told["pairs"][0]["difference"]["better"] == 6
+    result = json.loads(palimpsest("compare", str(a), str(b), "--json").stdout)
+    assert result["pairs"][0]["difference"]["better"] == 6

@@ -1,4 +1,4 @@
-"""`cluster.max_restarts`: a training whose processes were lost goes on from its newest checkpoint by itself."""
+"""`cluster.max_restarts`: a training that lost processes restarts from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from support.small_run import small_run
 
 
 class Lossy(EmbeddedEngine):
-    """Loses its processes, as it were: the first engine of a test after so many publications as the first of `losses`
-    says, by its error, and so on; where it publishes next, or where it samples next (`at`)."""
+    """An engine that fails in its next publication or generation (`at`), after the number of publications and with the
+    error of `losses`: the first entry is of a test's first engine, and so on."""
 
     at: ClassVar[str] = "publish"
     losses: ClassVar[list[tuple[int, PalimpsestError]]] = []
@@ -61,7 +61,7 @@ class Lossy(EmbeddedEngine):
 
 @pytest.fixture
 def lossy(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """Train six steps with so many restarts at the most, where these are the losses."""
+    """Trains six steps with these losses."""
     monkeypatch.setattr(run_setup, "open_engine", Lossy)
 
     def run(losses: list[tuple[int, PalimpsestError]], *, restarts: int, at: str = "publish") -> Run:
@@ -80,20 +80,20 @@ def lost(number: int = 1) -> ProcessesLost:
 
 
 @pytest.mark.parametrize("at", ["publish", "generate"])
-def test_lost_processes_are_started_again_so_many_times(at: str, lossy: Callable[..., Run]) -> None:
+def test_lost_processes_are_restarted(at: str, lossy: Callable[..., Run]) -> None:
     run = lossy([(3, lost(1)), (3, lost(2))], restarts=2, at=at)
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
-    told = [
+    result = [
         event["message"] for event in read_rows(run.folder / "events.jsonl") if "restart" in event.get("message", "")
     ]
-    assert told == [
+    assert result == [
         Note("restart", error=f"process {number} was lost", number=number, most=2, wait_s=0.0) for number in (1, 2)
     ]
 
 
 def test_restarts_end(lossy: Callable[..., Run]) -> None:
     with pytest.raises(ProcessesLost, match="process 3 was lost"):
-        lossy([(3, lost(1)), (3, lost(2)), (3, lost(3))], restarts=2)
+        lossy([(1, lost(1)), (1, lost(2)), (1, lost(3))], restarts=2)
     assert len(Lossy.folders) == 3
 
 
@@ -110,43 +110,39 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("at", ["publish", "generate"])
-def test_restarts_without_a_step_between_them_count_and_wait_longer_each_time(
-    at: str, waited: list[float], lossy: Callable[..., Run]
-) -> None:
+def test_restarts_without_a_step_wait_longer(at: str, waited: list[float], lossy: Callable[..., Run]) -> None:
     run = lossy([(3, lost(1)), (0, lost(2)), (0, lost(3)), (0, lost(4)), (3, lost(5))], restarts=5, at=at)
     assert [row["step"] for row in run.metrics] == [1, 2, 3, 4, 5, 6]
     assert waited == [0, 1, 2, 4, 0]
     assert len(Lossy.folders) == 6
 
 
-def test_a_run_that_completes_no_step_ends_after_its_last_restart_with_the_first_reason(
-    waited: list[float], lossy: Callable[..., Run]
-) -> None:
+def test_a_run_without_steps_ends_with_the_first_reason(waited: list[float], lossy: Callable[..., Run]) -> None:
     with pytest.raises(ProcessesLost, match="process 4 was lost") as caught:
         lossy([(0, lost(number)) for number in (1, 2, 3, 4)], restarts=3)
-    assert caught.value.__notes__ == [
-        "restarts: 3 (cluster.max_restarts=3); the first followed: process 1 was lost",
-    ]
+    assert caught.value.__notes__ == ["restarts: 3 (cluster.max_restarts=3); the first followed: process 1 was lost"]
     assert waited == [1, 2, 4]
     assert len(Lossy.folders) == 4
 
 
 @pytest.mark.parametrize(
-    "error", [EngineError("no room for 8 GPUs"), ModelError("no weights"), CheckpointError("full")]
+    ("losses", "notes"),
+    [
+        ([EngineError("no room for 8 GPUs")], None),
+        ([ModelError("no weights")], None),
+        ([CheckpointError("full")], None),
+        ([lost(), ModelError("no weights")], ["raised after a restart; the restart followed: process 1 was lost"]),
+    ],
 )
-def test_what_no_restart_mends_ends_the_run(error: PalimpsestError, lossy: Callable[..., Run]) -> None:
-    with pytest.raises(type(error), match=str(error)):
-        lossy([(3, error)], restarts=3)
-    assert len(Lossy.folders) == 1
+def test_other_errors_end_the_run(
+    losses: list[PalimpsestError], notes: list[str] | None, lossy: Callable[..., Run]
+) -> None:
+    with pytest.raises(type(losses[-1]), match=str(losses[-1])) as caught:
+        lossy([(1, error) for error in losses], restarts=3)
+    assert (len(Lossy.folders), getattr(caught.value, "__notes__", None)) == (len(losses), notes)
 
 
-def test_what_no_restart_mends_and_came_of_one_tells_why_that_was(lossy: Callable[..., Run]) -> None:
-    with pytest.raises(ModelError, match="no weights") as caught:
-        lossy([(3, lost()), (3, ModelError("no weights"))], restarts=3)
-    assert caught.value.__notes__ == ["raised after a restart; the restart followed: process 1 was lost"]
-
-
-def test_more_restarts_than_have_a_sense_are_refused() -> None:
+def test_more_than_100_restarts_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"cluster\.max_restarts.*100"):
         load_recipe("memagent-quickstart", ["cluster.max_restarts=101"])
 
@@ -167,20 +163,16 @@ class Warns(EmbeddedEngine):
         learner.publish = published  # type: ignore[method-assign]
 
 
-def test_what_an_engine_warns_of_in_a_training_is_an_event_of_the_run(
-    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warnings_are_events(tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_setup, "open_engine", Warns)
     with pytest.warns(UserWarning, match="a server left at 1"):
         train("memagent-quickstart", small_run(tiny_model_folder, max_steps=2), out=tmp_path / "run", quiet=True)
     events = read_rows(tmp_path / "run/events.jsonl")
-    told = [event["message"] for event in events if "a server" in event.get("message", "")]
-    assert told == [f"a server left at {number}" for number in range(3)]
+    result = [event["message"] for event in events if "a server" in event.get("message", "")]
+    assert result == [f"a server left at {number}" for number in range(3)]
 
 
-def test_ranks_that_cant_take_up_what_one_process_saved_say_so_and_the_run_goes_on_as_it_was(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_ranks_reject_a_checkpoint_of_one_process(tiny_model_folder: Path, tmp_path: Path) -> None:
     train("memagent-quickstart", small_run(tiny_model_folder, max_steps=1), out=tmp_path, quiet=True)
     before = (tmp_path / "config.yaml").read_bytes()
     with pytest.raises(CheckpointError, match=r"engine\.name=embedded saved it"):

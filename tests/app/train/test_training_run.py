@@ -1,15 +1,20 @@
-"""A checkpoint with a flipped bit, wherever it is named: refused by its name, passed over where a run is named."""
+"""Trainings: damaged checkpoints, held-out problems."""
 
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 import palimpsest
+from palimpsest.config.load import load_recipe
+from palimpsest.config.schema import RunConfig
 from palimpsest.errors import CheckpointError, ConfigError, ModelError
+from palimpsest.types import Problem, Trajectory
 from support.command import Run
 from support.small_run import small_run
 
@@ -49,7 +54,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_in_every_command(run: Path, ref
         palimpsest.play(model=newest)
 
 
-def test_where_a_run_is_named_the_checkpoint_before_is_taken_and_said(run: Path, palimpsest: Run) -> None:
+def test_a_run_falls_back_to_its_previous_checkpoint(run: Path, palimpsest: Run) -> None:
     flip(run / "checkpoints" / "step-000002" / "model.safetensors")
     done = palimpsest("eval", str(run), "--limit", "1")
     assert done.returncode == 0, done.stderr
@@ -74,9 +79,7 @@ def test_a_model_taken_out_without_its_optimizer_is_opened(run: Path) -> None:
     assert palimpsest.evaluate(newest, limit=1, quiet=True).samples
 
 
-def test_a_missing_model_of_a_role_is_named_before_anything_is_loaded(
-    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_role_model_is_named_first(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "palimpsest.engines.embedded.engine.EmbeddedEngine", lambda *_, **__: pytest.fail("a model was loaded")
     )
@@ -84,3 +87,36 @@ def test_a_missing_model_of_a_role_is_named_before_anything_is_loaded(
     for call in (palimpsest.train, lambda recipe, changes: palimpsest.play(recipe=recipe, overrides=changes)):
         with pytest.raises((ModelError, ConfigError), match=r"\./nowhere: no such folder"):
             call("memagent-quickstart", settings)
+
+
+PROBLEMS, SAMPLES, GROUP = 3, 4, 2
+
+
+@pytest.mark.parametrize(("temperature", "drawn"), [(1.0, SAMPLES), (0.0, 1)])
+def test_held_out_accuracy_is_a_mean(tmp_path: Path, tiny_model_folder: Path, temperature: float, drawn: int) -> None:
+    graded: list[tuple[str, float]] = []
+
+    def reward(problem: Problem, trajectory: Trajectory) -> float:
+        graded.append((problem.id, float(len(graded) % 3 == 0)))
+        return graded[-1][1]
+
+    run = palimpsest.train(
+        "memagent-quickstart",
+        small_run(tiny_model_folder, max_steps=1, eval_steps=1, eval_samples=SAMPLES, group_size=GROUP)
+        | {"cold_start": None, "evaluation.problems": PROBLEMS, "eval_sampling.temperature": temperature},
+        reward=reward,
+        out=tmp_path / "run",
+        quiet=True,
+    )
+    held_out = graded[GROUP:]  # the step's own group comes first
+    assert sorted(Counter(name for name, _ in held_out).values()) == [drawn] * PROBLEMS
+    (row,) = run.metrics.rows
+    assert row["eval/accuracy"] == pytest.approx(fmean(value for _, value in held_out))
+
+
+def test_published_recipes_draw_as_many_as_their_scripts() -> None:
+    assert RunConfig().train.eval_samples == 1
+    for name in ("memagent-7b", "memagent-14b", "memagent-14b-stage2", "rememr1-3b", "rememr1-7b", "rememr1-code"):
+        config = load_recipe(name)
+        assert config.train.eval_samples == 4
+        assert (config.eval_sampling.temperature, config.eval_sampling.top_p) == (1.0, 0.7)
