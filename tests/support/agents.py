@@ -18,13 +18,7 @@ from palimpsest.text.tool_calls import CallStyle
 from palimpsest.types import Completion, Problem, StopReason, Trajectory
 
 BASE_MODEL = Path(__file__).parents[2] / "src" / "palimpsest" / "assets" / "base-model"
-FACTS = (
-    "Alice drinks tea.",
-    "Bob lives in Rome.",
-    "Carol plays chess.",
-    "David has a cat.",
-    "Emma likes rain.",
-)
+FACTS = ("Alice drinks tea.", "Bob lives in Rome.", "Carol plays chess.", "David has a cat.", "Emma likes rain.")
 PASSAGES = tuple({"id": str(at), "title": "", "text": text} for at, text in enumerate(FACTS))
 SMALL: dict[str, Any] = {
     "tools": {"search": {"topk": 1}},
@@ -253,10 +247,7 @@ FAMILIES = {
         LLAMA3,
         ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"],
     ),
-    "mistral": (
-        MISTRAL,
-        ["</s>", "<s>", *(f"[{end}{name}]" for name in _MISTRAL_NAMES for end in ("", "/"))],
-    ),
+    "mistral": (MISTRAL, ["</s>", "<s>", *(f"[{end}{name}]" for name in _MISTRAL_NAMES for end in ("", "/"))]),
     "chatml": (CHATML, ["<|im_end|>", "<|im_start|>"]),
     "spm": (CHATML, ["<|im_end|>", "<|im_start|>"]),  # Llama 2 and the first Mistrals: characters, else bytes
     "bare": (BARE, ["<end_of_turn>", "<start_of_turn>"]),

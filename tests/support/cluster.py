@@ -120,11 +120,7 @@ class ClusterRun:
         return [*memory, *self.temporary.iterdir()]
 
 
-AUTHENTICATED = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+AUTHENTICATED = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def with_a_token(work: Callable[..., None], *arguments: Any) -> None:

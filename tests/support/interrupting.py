@@ -49,11 +49,7 @@ def survivors(leader: int) -> list[int]:
 
 
 def interrupted(name: str, place: str, command: list[str], *, times: int = 1) -> Ended:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(
         [sys.executable, str(CHILD), name, str(times), place, *command],
         stdout=subprocess.DEVNULL,
@@ -72,11 +68,7 @@ def small(model: Path, **changes: object) -> list[str]:
 
 
 def quickstart(model: Path, out: Path) -> list[str]:
-    own = {
-        "evaluation.problems": 2,
-        "evaluation.sizes": [1, 2],
-        "evaluation.baselines": {},
-    }
+    own = {"evaluation.problems": 2, "evaluation.sizes": [1, 2], "evaluation.baselines": {}}
     return ["quickstart", "memagent", *small(model, **own), "--out", str(out)]
 
 

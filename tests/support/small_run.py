@@ -23,15 +23,4 @@ def small_evaluation(model: Path, out: Path, chunks: str = "2") -> list[str]:
     """`palimpsest eval` of four documents a length, as the words of a command."""
     budgets = ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
     sets = list(budgets)
-    return [
-        "eval",
-        str(model),
-        "--chunks",
-        chunks,
-        "--limit",
-        "4",
-        "--no-baselines",
-        *sets,
-        "--out",
-        str(out),
-    ]
+    return ["eval", str(model), "--chunks", chunks, "--limit", "4", "--no-baselines", *sets, "--out", str(out)]

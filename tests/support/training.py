@@ -8,10 +8,7 @@ from typing import Any
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.runs.run_folder import open_run
-from support.fakes import (
-    make_trainer,
-    small_config,
-)
+from support.fakes import make_trainer, small_config
 
 
 def train(path: Path, config: RunConfig | None = None, *, resume: bool = False, **parts: Any) -> tuple[Any, list[str]]:

@@ -98,11 +98,7 @@ _SCRIPTS: dict[str, tuple[dict[str, Any], tuple[str, ...], Problem]] = {
     "sliding_window": ({"prompts": "short", "answer_tokens": 12, "window_tokens": 60}, (_ANSWER,), READ),
     "closed_book": ({"prompts": "short", "answer_tokens": 12}, (_ANSWER,), READ),
     "prune": (_TOOLS, _AGENT, world()),
-    "tool_window": (
-        {**_TOOLS, "window_tokens": 150},
-        (*_RESULTS, _MALFORMED, "FINAL_ANSWER: tea"),
-        world(),
-    ),
+    "tool_window": ({**_TOOLS, "window_tokens": 150}, (*_RESULTS, _MALFORMED, "FINAL_ANSWER: tea"), world()),
     "summary": ({**_TOOLS, "turn_tokens": 60, "summary_tokens": 40, "context_tokens": 170}, _LONG, world()),
 }
 

@@ -12,13 +12,7 @@ import torch
 from torch import nn
 
 from palimpsest.engines.embedded import architecture
-from palimpsest.engines.embedded.architecture import (
-    context_of,
-    decoder_of,
-    head_of,
-    is_plain,
-    last_layer_is_plain,
-)
+from palimpsest.engines.embedded.architecture import context_of, decoder_of, head_of, is_plain, last_layer_is_plain
 from palimpsest.engines.embedded.forest import forest_model as forest_model
 from support.architectures import VOCAB, built
 from support.models import build_llama

@@ -59,13 +59,7 @@ def test_exact_token_ids_give_the_embedded_engines_greedy_answers(model: Path, u
 @pytest.mark.parametrize("mode", ["completions", "chat"])
 def test_the_other_modes_play_too(mode: str, model: Path, url: str) -> None:
     evaluation = evaluate(
-        model,
-        "synthetic",
-        overrides={**BUDGETS, "engine.mode": mode},
-        base_url=url,
-        chunks=2,
-        limit=4,
-        quiet=True,
+        model, "synthetic", overrides={**BUDGETS, "engine.mode": mode}, base_url=url, chunks=2, limit=4, quiet=True
     )
     assert evaluation.endpoint is not None
     assert (evaluation.endpoint.mode, evaluation.ungraded) == (mode, 0)

@@ -279,13 +279,7 @@ def test_processes_reserve_gpus_and_share_bundles(
     ],
 )
 def test_a_server_that_takes_turns_shares_the_bundles_of_its_ranks(
-    ranks: int,
-    width: int,
-    size: int,
-    servers: int,
-    bundles: int,
-    indices: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    ranks: int, width: int, size: int, servers: int, bundles: int, indices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = (f"cluster.tensor_parallel_size={ranks}", f"sampler.tensor_parallel_size={width}")
     group = group_of(VLLM[0], f"sampler.servers={servers}", COLOCATED, f"cluster.learners={size}", *sizes)
@@ -396,8 +390,7 @@ async def test_ray_does_not_see_the_gpus_of_servers(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "needed"),
-    [([], 4), (["sampler.tensor_parallel_size=2"], 6), (["cluster.placement=colocated"], 2)],
+    ("overrides", "needed"), [([], 4), (["sampler.tensor_parallel_size=2"], 6), (["cluster.placement=colocated"], 2)]
 )
 @pytest.mark.parametrize("cpu_build", [False, True])
 def test_servers_count_as_gpus_of_a_run_unless_they_take_turns_or_compute_on_cpus(

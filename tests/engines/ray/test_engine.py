@@ -55,9 +55,7 @@ def test_a_missing_folder_is_rejected_before_a_model_is_read(tmp_path: Path) -> 
         open_engine(config, objective="policy")
 
 
-async def test_a_failed_start_of_processes_is_raised_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_failed_start_of_processes_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(group: ActorGroup) -> None:
         raise EngineError("no room for 8 GPUs")
 

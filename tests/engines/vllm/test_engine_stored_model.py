@@ -94,10 +94,7 @@ async def test_an_adapter_is_merged_into_a_folder_that_ends_with_the_engine(
 
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [
-        (["sampler.urls=[http://127.0.0.1:1]"], "--base-url"),
-        (["roles.critic.model=org/other"], "roles.critic.model"),
-    ],
+    [(["sampler.urls=[http://127.0.0.1:1]"], "--base-url"), (["roles.critic.model=org/other"], "roles.critic.model")],
 )
 def test_what_servers_without_a_learner_cannot_do_is_an_error(
     words: list[str], reason: str, tiny_model_folder: Path

@@ -77,11 +77,7 @@ def start(
     started: list[ServerProcess] = []
 
     def start(
-        index: int = 0,
-        torch: str = "2.13.0+cu130",
-        sleeps: bool = False,
-        dtype: str = "float32",
-        **settings: Any,
+        index: int = 0, torch: str = "2.13.0+cu130", sleeps: bool = False, dtype: str = "float32", **settings: Any
     ) -> tuple[ServerProcess, Any]:
         monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", python(f"True {torch}"))
         config = SamplerConfig(name="vllm", **settings)

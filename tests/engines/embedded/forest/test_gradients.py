@@ -27,16 +27,7 @@ from palimpsest.memory.document_baselines import FullContextPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.segments import segments_of
-from palimpsest.types import (
-    Completion,
-    Grade,
-    Group,
-    Outcome,
-    Problem,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 from support.architectures import built
 from support.forests import VOCAB, apart, batch_of_rows, completed, credited, exact, gradients, grown, largest_error
 from support.models import build_llama
