@@ -65,12 +65,11 @@ def endpoint_of(engine: EndpointEngine) -> Endpoint:
     return engine.limits.endpoint
 
 
-def generate(engine: EndpointEngine, prompt: Sequence[int] = PROMPT, seed: int = 5, **params: Any) -> Any:
-    """A coroutine."""
+async def generate(engine: EndpointEngine, prompt: Sequence[int] = PROMPT, seed: int = 5, **params: Any) -> Completion:
     if endpoint_of(engine).mode == "chat":
         prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
     wanted = SamplingParams(**{"max_tokens": 8, "seed": seed, "stop_ids": engine.codec.stop_ids, **params})
-    return engine.sampler.generate(prompt, wanted)
+    return await engine.sampler.generate(prompt, wanted)
 
 
 def run(engine: EndpointEngine, work: Callable[[EndpointEngine], Awaitable[T]] = generate) -> T:
@@ -255,10 +254,15 @@ def test_content_of_another_shape_is_an_error(content: Any) -> None:
 def test_a_reply_of_text_is_cut_at_the_budget_and_the_excess_is_not_encoded(
     text: str, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoded, encode = list[int](), Codec.encode
+    encoded, whole = list[int](), Codec.encode
+
+    def encode(codec: Codec, text: str) -> list[int]:
+        encoded.append(len(text))
+        return whole(codec, text)
+
     with endpoint_server(Server(takes="completions", speak=lambda _: text)) as server:
         engine = opened(server, tiny_model_folder)
-        monkeypatch.setattr(Codec, "encode", lambda codec, text: encoded.append(len(text)) or encode(codec, text))
+        monkeypatch.setattr(Codec, "encode", encode)
         completion = run(engine)
     assert (len(completion.token_ids), completion.stop_reason) == (8, StopReason.LENGTH)
     assert engine.codec.control_ids.isdisjoint(completion.token_ids)

@@ -46,11 +46,8 @@ HYBRID: dict[str, Any] = {
     **{"vocab_size": VOCAB, "max_position_embeddings": WINDOW, "tie_word_embeddings": True},
     **{"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32},
     **{"mamba_d_state": 16, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_ssm": 128, "mamba_expand": 2},
-    **{
-        "num_local_experts": 0,
-        "num_experts_per_tok": 0,
-        "shared_intermediate_size": 48,
-    },  # vLLM's CPU build keeps old ones
+    # without experts: vLLM's CPU build keeps their old weights
+    **{"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 48},
 }
 
 
