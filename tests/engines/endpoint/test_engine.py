@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -29,7 +29,6 @@ from palimpsest.types import Completion, SamplingParams, StopReason
 from support.clock import leap
 from support.endpoint_server import MODEL, WINDOW, Server, endpoint_server, reply
 
-T = TypeVar("T")
 PROMPT = tuple(range(20, 40))
 PROBES = 1  # completions that a server which accepts everything gets before the first of the test
 KEY = "s3cret/key+0123"
@@ -72,8 +71,8 @@ async def generate(engine: EndpointEngine, prompt: Sequence[int] = PROMPT, seed:
     return await engine.sampler.generate(prompt, wanted)
 
 
-def run(engine: EndpointEngine, work: Callable[[EndpointEngine], Awaitable[T]] = generate) -> T:
-    async def main() -> T:
+def run(engine: EndpointEngine, work: Callable[[EndpointEngine], Awaitable[Any]] = generate) -> Any:
+    async def main() -> Any:
         return await work(engine)
 
     return asyncio.run(using(engine, main()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 from palimpsest.config.load import load_recipe
 from palimpsest.errors import ProcessesLost, RunError
 
-if find_spec("ray") is None:
-    pytest.skip("needs the extra ray", allow_module_level=True)
+pytest.importorskip("ray", reason="needs the extra ray")
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
