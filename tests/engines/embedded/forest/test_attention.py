@@ -1,4 +1,4 @@
-"""Attention on prefix forests: the plan of parts, the mask, and FlexAttention as far as torch has it on a CPU."""
+"""Attention on prefix forests: the plan of parts, the mask, and FlexAttention on a CPU."""
 
 from __future__ import annotations
 
@@ -113,16 +113,24 @@ def test_a_window_is_dropped_only_if_every_path_is_shorter() -> None:
     assert [plan_of(forest, torch.float32, window=w).window for w in (deepest, deepest + 1)] == [deepest, None]
 
 
-def test_uncompiled_flex_attention_with_that_mask_is_the_reference() -> None:
+def assert_reference(result: torch.Tensor, plan: AttentionPlan, query: Any, key: Any, value: Any) -> None:
+    torch.testing.assert_close(result, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_uncompiled_flex_attention_with_that_mask_is_the_reference(everywhere: bool) -> None:
     forest = laid_out(0, 40)
-    for places in (None, forest.places):
-        plan = plan_of(forest, torch.float32, places)
-        mask = attention.mask_mod(plan.exits, plan.places)
-        blocks = create_block_mask(mask, None, None, len(plan.places), forest.physical_tokens, device="cpu")
-        query, key, value = tensors(plan)
-        with torch.no_grad():
-            result = flex_attention(query, key, value, block_mask=blocks, scale=0.3, enable_gqa=True)
-        torch.testing.assert_close(result.transpose(1, 2), dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+    plan = plan_of(forest, torch.float32, None if everywhere else forest.places)
+    mask = attention.mask_mod(plan.exits, plan.places)
+    blocks = create_block_mask(mask, None, None, len(plan.places), forest.physical_tokens, device="cpu")
+    states = tensors(plan)
+    with torch.no_grad():
+        result = flex_attention(*states, block_mask=blocks, scale=0.3, enable_gqa=True)
+    assert_reference(result.transpose(1, 2), plan, *states)
+
+
+def flexed(plan: AttentionPlan, states: list[torch.Tensor], *window: Any) -> torch.Tensor:
+    return attention.flex(*states, attention.block_mask(plan.exits, plan.places, *window), 0.3)
 
 
 @pytest.mark.slow
@@ -132,11 +140,9 @@ def test_the_compiled_kernel_is_the_reference_and_new_lengths_compile_nothing() 
         forest = laid_out(seed, length)
         for places in (None, forest.places):
             plan = plan_of(forest, torch.float32, places)
+            states = tensors(plan)
             with torch.no_grad():
-                query, key, value = tensors(plan)
-                blocks = attention.block_mask(plan.exits, plan.places)
-                result = attention.flex(query, key, value, blocks, 0.3)
-            torch.testing.assert_close(result, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+                assert_reference(flexed(plan, states), plan, *states)
         graphs.append(counters["stats"]["unique_graphs"])
     assert len(set(graphs[1:])) == 1, "after the first forest nothing is compiled"
 
@@ -145,13 +151,11 @@ def test_the_compiled_kernel_is_the_reference_and_new_lengths_compile_nothing() 
 def test_more_variants_than_torchs_limit_are_compiled() -> None:
     """Beyond its limit torch continues uncompiled, with all pairs in memory, and only warns."""
     torch._dynamo.reset()
-    forest, graphs = laid_out(0, 20), [counters["stats"]["unique_graphs"]]
+    plan, graphs = plan_of(laid_out(0, 20), torch.float32), [counters["stats"]["unique_graphs"]]
     for gradient in (True, False):
-        plan = plan_of(forest, torch.float32)
+        states = tensors(plan)
         with torch.set_grad_enabled(gradient), dynamo.patch(recompile_limit=1):
-            query, key, value = tensors(plan)
-            result = attention.flex(query, key, value, attention.block_mask(plan.exits, plan.places), 0.3)
-        torch.testing.assert_close(result, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+            assert_reference(flexed(plan, states), plan, *states)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[2] - graphs[1] == graphs[1] - graphs[0] > 0
 
@@ -160,10 +164,8 @@ def test_more_variants_than_torchs_limit_are_compiled() -> None:
 def test_the_compiled_kernel_with_a_window_is_the_reference() -> None:
     forest = laid_out(0, 60)
     plan = plan_of(forest, torch.float32, window=9)
-    query, key, value = tensors(plan)
+    states = tensors(plan)
     with torch.no_grad():
-        blocks = attention.block_mask(plan.exits, plan.places, forest.positions, 9)
-        result = attention.flex(query, key, value, blocks, 0.3)
-        mask = plan.near == 0
-        wanted = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+        result = flexed(plan, states, forest.positions, 9)
+        wanted = F.scaled_dot_product_attention(*states, attn_mask=plan.near == 0, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(result, wanted.transpose(1, 2), atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""The layout of a prefix forest, compared with its definition token by token."""
+"""The layout of a prefix forest, compared with its definition."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def test_every_distinct_prefix_is_computed_once(rows: list[list[int]], seed: int
 
 
 def test_a_branch_at_a_sampled_token_predicts_each_continuation_with_its_credit() -> None:
-    """Both trajectories sampled 5 after 1 2; then one said 6, the other 7."""
     draw = random.Random(0)
     left, right = (credited([1, 2, 5, last], [False, False, True, True], draw) for last in (6, 7))
     (forest,) = built(StepBatch((left, right)))
@@ -126,7 +125,7 @@ def test_short_common_prefixes_are_not_worth_sharing() -> None:
 
 def test_segments_without_a_trained_token_are_left_out() -> None:
     draw = random.Random(0)
-    batch = StepBatch((credited([1, 2, 3], [False] * 3, draw), credited([1, 2, 3], [False, False, True], draw)))
+    batch = StepBatch(tuple(credited([1, 2, 3], [False, False, last], draw) for last in (False, True)))
     (forest,) = built(batch)
     assert forest.indices == (1,)
     assert built(StepBatch(batch.segments[:1])) == []
