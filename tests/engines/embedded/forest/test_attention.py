@@ -26,7 +26,8 @@ def laid_out(seed: int = 0, length: int = 60, depth: int = 3, **grow: Any) -> Fo
     return build_forests(batch_of_rows(rows, draw).segments, 100_000, 10_000, min_shared=1)[0]
 
 
-def tensors(plan: AttentionPlan) -> list[torch.Tensor]:
+def tensors(plan: AttentionPlan) -> Any:
+    """Query, key and value."""
     torch.manual_seed(0)
     places = len(plan.exits)
     return [torch.randn(1, 4, len(plan.places), 16), torch.randn(1, 2, places, 16), torch.randn(1, 2, places, 16)]
@@ -129,7 +130,7 @@ def test_uncompiled_flex_attention_with_that_mask_is_the_reference(everywhere: b
     assert_reference(result.transpose(1, 2), plan, *states)
 
 
-def flexed(plan: AttentionPlan, states: list[torch.Tensor], *window: Any) -> torch.Tensor:
+def flexed(plan: AttentionPlan, states: Any, *window: Any) -> torch.Tensor:
     return attention.flex(*states, attention.block_mask(plan.exits, plan.places, *window), 0.3)
 
 
