@@ -43,6 +43,13 @@ def settings(steps: int) -> list[str]:
     return [*(f"train.{key}={value}" for key, value in train.items()), "logging.report_to=[jsonl]"]
 
 
+def command_of(process: psutil.Process) -> list[str]:
+    """Empty if the process ended meanwhile."""
+    with suppress(psutil.Error):
+        return list(process.cmdline())
+    return []
+
+
 @dataclass
 class ClusterRun:
     """`palimpsest train` of the packaged model with engine.name=ray."""
@@ -97,7 +104,7 @@ class ClusterRun:
         return [process for process in psutil.process_iter() if self._is_mine(process)]
 
     def named(self, name: str) -> list[psutil.Process]:
-        return [each for each in self.processes() if name in Path((each.cmdline() or [""])[0]).name]
+        return [each for each in self.processes() if name in Path((command_of(each) or [""])[0]).name]
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:

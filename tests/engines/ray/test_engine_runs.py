@@ -22,7 +22,7 @@ from palimpsest.engines.open import open_engine
 from palimpsest.errors import CheckpointError, EngineError
 from palimpsest.runs.checkpoint import Checkpoints
 from palimpsest.runs.jsonl_rows import read_rows
-from support.cluster import ON_RAY, ClusterRun, own_address, settings
+from support.cluster import ON_RAY, ClusterRun, command_of, own_address, settings
 from support.command import Run
 from support.models import nats_by
 from support.ray_ports import call_without_a_token, heads_with_ranks, ports_of
@@ -138,7 +138,7 @@ def test_nothing_is_left_of_a_killed_run_whose_guard_was_killed_first(run: Clust
 
 
 def guards(run: ClusterRun) -> list[psutil.Process]:
-    return [item for item in run.processes() if "palimpsest.engines.process_guard" in item.cmdline()]
+    return [item for item in run.processes() if "palimpsest.engines.process_guard" in command_of(item)]
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_a_process_that_dies_ends_the_run_with_a_reason_and_it_resumes(
     run.steps, run.apart = 6, True
     process = run.start()
     run.wait_for_step(2)
-    next(item for item in run.processes() if name in Path(item.cmdline()[0]).name).kill()
+    run.named(name)[0].kill()
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 2, errors
     assert not output  # Ray prints its findings there

@@ -124,14 +124,15 @@ def test_uncompiled_flex_attention_with_that_mask_is_the_reference(everywhere: b
     plan = plan_of(forest, torch.float32, None if everywhere else forest.places)
     mask = attention.mask_mod(plan.exits, plan.places)
     blocks = create_block_mask(mask, None, None, len(plan.places), forest.physical_tokens, device="cpu")
-    states = tensors(plan)
+    query, key, value = tensors(plan)
     with torch.no_grad():
-        result = flex_attention(*states, block_mask=blocks, scale=0.3, enable_gqa=True)
-    assert_reference(result.transpose(1, 2), plan, *states)
+        result = flex_attention(query, key, value, block_mask=blocks, scale=0.3, enable_gqa=True)
+    assert_reference(result.transpose(1, 2), plan, query, key, value)
 
 
 def flexed(plan: AttentionPlan, states: Any, *window: Any) -> torch.Tensor:
-    return attention.flex(*states, attention.block_mask(plan.exits, plan.places, *window), 0.3)
+    query, key, value = states
+    return attention.flex(query, key, value, attention.block_mask(plan.exits, plan.places, *window), 0.3)
 
 
 @pytest.mark.slow
@@ -168,5 +169,7 @@ def test_the_compiled_kernel_with_a_window_is_the_reference() -> None:
     states = tensors(plan)
     with torch.no_grad():
         result = flexed(plan, states, forest.positions, 9)
-        wanted = F.scaled_dot_product_attention(*states, attn_mask=plan.near == 0, scale=0.3, enable_gqa=True)
+        query, key, value = states
+        mask = plan.near == 0
+        wanted = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(result, wanted.transpose(1, 2), atol=1e-5, rtol=1e-5)
