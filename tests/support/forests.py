@@ -81,7 +81,9 @@ def gradients(model: Any) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def apart(model: Any, batch: StepBatch, *, clipped: bool = True) -> tuple[float, dict[str, Tensor]]:
+def apart(
+    model: Any, batch: StepBatch, *, clipped: bool = True, temperature: float = 1.0
+) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of the policy gradient with one forward pass per segment.
 
     An independent computation, with PPO's clip at 0.2 and the dual clip at 3 if `clipped`.
@@ -93,7 +95,7 @@ def apart(model: Any, batch: StepBatch, *, clipped: bool = True) -> tuple[float,
         if not len(where):
             continue
         ids = torch.tensor(item.segment.token_ids, device=device)
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, where - 1]
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, where - 1] / temperature
         every = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         logprobs = every.gather(1, ids[where][:, None])[:, 0]
         columns = [item.segment.logprobs, item.advantages, item.weights]

@@ -59,7 +59,7 @@ def eager(model: Any) -> Any:
 
 
 def largest_error(result: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """Of all gradients, relative to the parameter's largest, or to 1 % of the model's largest if that is more.
+    """Largest error relative to the parameter's largest gradient, or to 1 % of the model's largest if that is more.
 
     Classes compute softmax and norms in float32: a sum that cancels out, as for the bias of OPT's keys, has a few
     roundings of 2^-24 of the model's largest gradient; 1e-4 of 1 % is 16 of them.

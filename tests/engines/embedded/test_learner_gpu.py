@@ -78,8 +78,8 @@ def size_of(batch: StepBatch) -> float:
     )
 
 
-def doubled(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: gradient.cpu().double() for name, gradient in found.items()}
+def doubled(gradients_: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: gradient.cpu().double() for name, gradient in gradients_.items()}
 
 
 def collected(learner: ForestLearner) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ LOSS = LossConfig(
 
 
 def distribution(model: Any, ids: list[int]) -> Tensor:
-    """[V] nats of what follows `ids`."""
+    """[V] nats of the token after `ids`."""
     logits: Tensor = model(torch.tensor([ids])).logits[0, -1]
     return logits - torch.logsumexp(logits, 0)
 

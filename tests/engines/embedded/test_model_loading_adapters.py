@@ -48,7 +48,7 @@ def batch() -> StepBatch:
 
 
 def trained(folder: Path, *overrides: str) -> EmbeddedEngine:
-    """After two steps: B is no longer 0."""
+    """An engine after two steps, when B is not 0."""
     engine = engine_of(folder, *overrides)
     for _ in range(2):
         engine.trainer.update([batch()])

@@ -26,12 +26,12 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def exact(tensors: list[Tensor]) -> float:
-    return math.sqrt(sum(float(each.double().square().sum()) for each in tensors))
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
 def bound(tensors: list[Tensor]) -> float:
     """Relative error if the squares of each piece are added one by one in float32; no other order has a larger one."""
-    pieces = [piece.square().numpy() for each in tensors for piece in each.flatten().split(PIECE) if len(piece)]
+    pieces = [piece.square().numpy() for tensor in tensors for piece in tensor.flatten().split(PIECE) if len(piece)]
     total = math.fsum(float(np.cumsum(squares, dtype=np.float32)[-1]) for squares in pieces)
     return abs(math.sqrt(total) / exact(tensors) - 1)
 

@@ -44,7 +44,7 @@ def opened_from(folder: Path, model: Any) -> Any:
 
 
 def logits_of(model: Any) -> torch.Tensor:
-    """Of a copy in torch's memory: weights at unaligned addresses of a file may change the last bits of sums."""
+    """Logits of a copy in torch's memory: unaligned weights in a file may change the last bits of sums."""
     logits: torch.Tensor = copy.deepcopy(model)(IDS).logits
     return logits
 

@@ -253,11 +253,11 @@ def test_content_of_another_shape_is_an_error(content: Any) -> None:
 def test_a_reply_of_text_is_cut_at_the_budget_and_the_excess_is_not_encoded(
     text: str, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoded, whole = list[int](), Codec.encode
+    encoded, encode_text = list[int](), Codec.encode
 
     def encode(codec: Codec, text: str) -> list[int]:
         encoded.append(len(text))
-        return whole(codec, text)
+        return encode_text(codec, text)
 
     with endpoint_server(Server(takes="completions", speak=lambda _: text)) as server:
         engine = opened(server, tiny_model_folder)
@@ -499,7 +499,7 @@ def test_training_on_an_endpoint_is_an_error() -> None:
         "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
     ],
 )
-def test_a_prompt_that_the_endpoint_finds_too_long_has_its_own_error(message: str, tiny_model_folder: Path) -> None:
+def test_a_prompt_that_the_endpoint_finds_too_long_is_a_separate_error(message: str, tiny_model_folder: Path) -> None:
     server = Server(fault=lambda number: reply(400, {"error": {"message": message}}) if number >= PROBES else None)
     with endpoint_server(server), rejecting(PromptTooLong, "engine.max_model_len"):
         run(opened(server, tiny_model_folder))

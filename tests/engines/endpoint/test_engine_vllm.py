@@ -84,7 +84,7 @@ def test_the_window_the_tokenizer_and_the_log_probabilities_are_the_servers(mode
     assert completion.logprobs == pytest.approx(nats, abs=1e-4)
 
 
-def test_a_prompt_that_vllm_finds_too_long_has_its_own_error(model: Path, url: str) -> None:
+def test_a_prompt_that_vllm_finds_too_long_is_a_separate_error(model: Path, url: str) -> None:
     engine = open_engine(engine_config(model, url, mode="chat"), objective=None)
     # within the window as we count it, but not with what the server's own template adds
     prompt = [*engine.codec.encode_trusted("<|palimpsest:user|>"), *[engine.codec.encode(" Anna")[0]] * (WINDOW - 4)]

@@ -1,4 +1,4 @@
-"""The engine on Ray without its processes: what it reports and rejects before it starts."""
+"""Notes and errors of the engine on Ray before its start."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Alone(NamedTuple):
     losses: list[float]
     norms: list[float | None]
     gradients: dict[str, Any]
-    """Of the first step."""
+    """First step only."""
     weights: dict[str, Any]
     """After all updates."""
 

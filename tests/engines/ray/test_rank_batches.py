@@ -53,7 +53,7 @@ def test_every_trained_token_is_on_one_rank_with_its_credit_in_as_many_passes(se
 
 def columns(forest: Forest) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Index, targets and weights of each segment; padding has none."""
-    tensors = (each[: sum(forest.counts)].split(forest.counts) for each in (forest.targets, forest.weights))
+    tensors = (column[: sum(forest.counts)].split(forest.counts) for column in (forest.targets, forest.weights))
     return zip(forest.indices, *tensors, strict=True)
 
 

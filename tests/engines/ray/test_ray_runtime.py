@@ -1,4 +1,4 @@
-"""Waiting for Ray to start, its sockets, and what it prints; Ray itself is not started."""
+"""Waiting for Ray, its sockets and its messages; Ray itself is not started."""
 
 from __future__ import annotations
 

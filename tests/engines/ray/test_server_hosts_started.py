@@ -80,8 +80,8 @@ def of_ray(actor: Any) -> Any:
 
 
 def raylet_of(node: str) -> psutil.Process:
-    raylets = [each for each in psutil.process_iter(["name", "cmdline"]) if each.info["name"] == "raylet"]
-    (raylet,) = [each for each in raylets if any(node in word for word in each.info["cmdline"] or ())]
+    raylets = [item for item in psutil.process_iter(["name", "cmdline"]) if item.info["name"] == "raylet"]
+    (raylet,) = [item for item in raylets if any(node in word for word in item.info["cmdline"] or ())]
     return raylet
 
 

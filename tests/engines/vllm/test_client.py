@@ -364,7 +364,7 @@ async def test_requests_without_a_session_go_to_the_server_with_the_fewest() -> 
         await answer_all(servers, calls)
 
 
-async def test_a_free_place_passes_to_another_request_if_the_woken_one_is_cancelled() -> None:
+async def test_room_passes_to_another_request_if_the_woken_one_is_cancelled() -> None:
     async with pool(max_in_flight=1) as (sampler, [server]):
         calls = await started(sampler, [server], [None] * 12)
         assert len(sampler._pool._waiting) == 11
@@ -400,7 +400,7 @@ async def test_a_server_is_busy_while_it_has_requests_and_counts_their_time_once
         assert sampler.stats().busy_s == 10.0
 
 
-async def test_a_cancelled_request_frees_its_place() -> None:
+async def test_a_cancelled_request_frees_its_room() -> None:
     async with pool(max_in_flight=1) as (sampler, [server]):
         calls = await started(sampler, [server], [None])
         calls[0].cancel()
@@ -438,7 +438,7 @@ IDS = tuple(range(20))
 
 
 def probe(*, off: float = 0.0, dtype: str = "float32") -> Probe:
-    """The learner's scores, `off` by so many nats from the server's."""
+    """The learner's scores, which differ by `off` nats from the server's."""
     return Probe(IDS, tuple(nats - off for nats in eighths(list(IDS))), dtype)
 
 

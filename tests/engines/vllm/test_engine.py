@@ -117,7 +117,7 @@ async def served(
         await sampler.close()
 
 
-async def test_each_version_is_written_once_into_a_new_folder_and_older_folders_are_deleted(tmp_path: Path) -> None:
+async def test_a_version_is_written_once_into_a_new_folder_and_older_folders_are_deleted(tmp_path: Path) -> None:
     async with served(tmp_path, 1, started=False) as pool:
         (server,) = pool.servers
         assert [await pool.published.publish() for _ in range(3)] == [0, 0, 0]
@@ -349,7 +349,7 @@ async def test_the_learner_waits_for_a_server_that_is_starting_and_sends_it_to_s
         await pool.published.publish()
         updating = asyncio.create_task(pool.published.update([]))
         await asyncio.sleep(0.05)
-        assert pool.learner.awake[2:] == []  # it wrote and scored, and has not learnt
+        assert pool.learner.awake[2:] == []  # it wrote and scored only
         pool.servers[0].wire.faults.clear()
         await updating
         assert pool.learner.awake[-1] == [False, False]

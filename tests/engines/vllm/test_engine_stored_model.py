@@ -48,7 +48,7 @@ def config(model: Path, *words: str) -> Any:
 
 
 async def facts_of(engine: Any) -> dict[str, Any]:
-    """What the server was started with."""
+    """Arguments and weights of the server."""
     (member,) = engine.sampler._pool._members
     facts: dict[str, Any] = await member.client._ask("POST", "/seen", {})
     return facts
@@ -149,8 +149,8 @@ def test_stable_names_are_reused_for_like_models_but_never_shared(
     for model in models:
         model.mkdir()
         (model / "config.json").write_text(json.dumps({"layers": 3 if model.name == "other" else 2}))
-    with ExitStack() as lock, ExitStack() as others:
-        names = [stable_name(model, lock if model is models[0] else others) for model in models]
+    with ExitStack() as lock, ExitStack() as rest:
+        names = [stable_name(model, lock if model is models[0] else rest) for model in models]
         assert [link.resolve() for link in names] == models
         assert len({*names}) == 3
         lock.close()

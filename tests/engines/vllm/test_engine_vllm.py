@@ -131,12 +131,12 @@ async def test_a_group_split_over_two_servers_has_one_policy(sampler: VllmSample
     write_untied(model, tmp_path / "weights")
     await sampler.load_weights(tmp_path / "weights", 2)
     params = [SamplingParams(max_tokens=24, temperature=0.7, seed=2**62 + n) for n in range(8)]
-    calls = [sampler.generate(LONG, each, session=f"g/{n}") for n, each in enumerate(params)]
+    calls = [sampler.generate(LONG, item, session=f"g/{n}") for n, item in enumerate(params)]
     completions = await asyncio.gather(*calls)
-    assert max(gap(model, LONG, each, 0.7) for each in completions) < GAP
-    again = [await sampler.generate(LONG, each, session="g/0") for each in params]
-    assert [each.token_ids for each in again] == [each.token_ids for each in completions]
-    assert len({each.token_ids for each in completions}) == 8
+    assert max(gap(model, LONG, item, 0.7) for item in completions) < GAP
+    again = [await sampler.generate(LONG, item, session="g/0") for item in params]
+    assert [item.token_ids for item in again] == [item.token_ids for item in completions]
+    assert len({item.token_ids for item in completions}) == 8
 
 
 @needs_peft
@@ -205,7 +205,7 @@ def train(recipe: str, out: Path, steps: int, *more: str, save_steps: int = 100)
 
 
 def gaps_of(out: Path) -> list[float]:
-    """Largest gap between learner and servers of each step that has one, in nats."""
+    """Largest gap between learner and servers of item step that has one, in nats."""
     return [row["sampler/logprob_gap_max"] for row in metrics_of(out) if "sampler/logprob_gap_max" in row]
 
 
@@ -215,7 +215,7 @@ def metrics_of(out: Path) -> list[dict[str, Any]]:
 
 def processes_of(out: Path) -> list[str]:
     """Processes whose command names the run."""
-    lines = [" ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"])]
+    lines = [" ".join(item.info["cmdline"] or []) for item in psutil.process_iter(["cmdline"])]
     return [line for line in lines if str(out) in line]
 
 
@@ -279,12 +279,14 @@ async def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path, number: signal
 
 def actors(tag: str, name: str) -> list[psutil.Process]:
     """Processes of the actors of a class on the test's raylets."""
-    found = []
-    for raylet in (each for each in psutil.process_iter(["name"]) if each.info["name"] == "raylet"):
+    processes = []
+    for raylet in (item for item in psutil.process_iter(["name"]) if item.info["name"] == "raylet"):
         with suppress(psutil.Error):
             if raylet.environ().get("PALIMPSEST_TEST_OF") == tag:
-                found += [each for each in raylet.children() if (each.cmdline() or [""])[0].startswith(f"ray::{name}")]
-    return found
+                processes += [
+                    item for item in raylet.children() if (item.cmdline() or [""])[0].startswith(f"ray::{name}")
+                ]
+    return processes
 
 
 @needs_ray
@@ -308,7 +310,7 @@ async def test_a_run_on_two_machines_continues_without_a_server_and_after_a_lost
         hosts = actors(str(tmp_path), "ServerHost")
         assert len(hosts) == 4
         assert len({host.ppid() for host in hosts}) == 2  # raylets
-        (server,) = [each for each in hosts[0].children() if "process_guard" not in " ".join(each.cmdline())]
+        (server,) = [item for item in hosts[0].children() if "process_guard" not in " ".join(item.cmdline())]
         server.kill()
         wait_for(10)
         actors(str(tmp_path), "Rank")[1].kill()

@@ -1,4 +1,4 @@
-"""What a server is started with, and errors of one that ended; a script poses as a Python with vLLM."""
+"""The command and environment of a server, and errors of one that ended; a script poses as a Python with vLLM."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if sys.argv[1] == "-c":
     print({version!r})
     sys.exit()
 folder = os.path.dirname(sys.argv[sys.argv.index("--uds") + 1])
-seen = {{"args": sys.argv[1:], "env": dict(os.environ), "mode": os.stat(folder).st_mode, "folder": folder}}
-open({out!r}, "w").write(json.dumps(seen))
+facts = {{"args": sys.argv[1:], "env": dict(os.environ), "mode": os.stat(folder).st_mode, "folder": folder}}
+open({out!r}, "w").write(json.dumps(facts))
 print("INFO loading")
 print("ValueError: no GPU is free")
 print("INFO bye", flush=True)
@@ -39,8 +39,8 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 
     def make(version: str = "", *, lines: str | None = None) -> str:
         script = tmp_path / "python"
-        seen = str(tmp_path / "seen.json")
-        pretender = PRETENDER.format(python=sys.executable, version=version, out=seen)
+        facts = str(tmp_path / "seen.json")
+        pretender = PRETENDER.format(python=sys.executable, version=version, out=facts)
         script.write_text(pretender if lines is None else f"#!/bin/sh\n{lines}\n")
         script.chmod(0o755)
         monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", str(script))
@@ -94,7 +94,7 @@ def test_gpus_for_a_build_that_computes_on_a_cpu_are_an_error(python: Python) ->
 
 @pytest.fixture
 def start(tmp_path: Path, python: Python) -> Iterator[Callable[..., tuple[ServerProcess, Any]]]:
-    """Start a server that ends by itself, and return what it was started with."""
+    """Start a server that ends at once; its process, arguments and environment."""
     started: list[ServerProcess] = []
 
     def start(
@@ -117,7 +117,7 @@ def start(tmp_path: Path, python: Python) -> Iterator[Callable[..., tuple[Server
         process.stop()  # does nothing
 
 
-def test_each_server_sees_only_its_gpus(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_sees_only_its_gpus(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "9")
     settings: dict[str, Any] = {"servers": 3, "tensor_parallel_size": 2, "devices": (4, 5, 0, 1, 7, 6)}
     assert [start(n, **settings)[1]["env"]["CUDA_VISIBLE_DEVICES"] for n in range(3)] == ["4,5", "0,1", "7,6"]
@@ -125,32 +125,32 @@ def test_each_server_sees_only_its_gpus(start: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_key_is_only_in_the_environment_and_the_socket_in_a_private_folder(start: Any) -> None:
-    process, seen = start()
-    key = seen["env"]["VLLM_API_KEY"]
+    process, facts = start()
+    key = facts["env"]["VLLM_API_KEY"]
     assert len(key) == 32
-    assert key not in " ".join(seen["args"])
+    assert key not in " ".join(facts["args"])
     assert start()[1]["env"]["VLLM_API_KEY"] != key
-    assert stat.S_IMODE(seen["mode"]) == 0o700
-    assert not {"--host", "--port"} & set(seen["args"])
+    assert stat.S_IMODE(facts["mode"]) == 0o700
+    assert not {"--host", "--port"} & set(facts["args"])
     process.stop()
-    assert not Path(seen["folder"]).exists()
+    assert not Path(facts["folder"]).exists()
 
 
 def test_the_runs_time_limit_is_vllms_for_its_start_and_first_request(start: Any) -> None:
-    _, seen = start(timeout_s=3000.5)
-    assert seen["env"]["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == "3001"  # whole seconds; vLLM's default is 300
-    assert seen["env"]["VLLM_ENGINE_READY_TIMEOUT_S"] == "3001"
+    _, facts = start(timeout_s=3000.5)
+    assert facts["env"]["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] == "3001"  # whole seconds; vLLM's default is 300
+    assert facts["env"]["VLLM_ENGINE_READY_TIMEOUT_S"] == "3001"
 
 
 def test_the_command_starts_vllms_server_on_the_published_weights(start: Any, tmp_path: Path) -> None:
-    _, seen = start(args=("--seed=1",))
-    words = seen["args"]
+    _, facts = start(args=("--seed=1",))
+    words = facts["args"]
     assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
     assert words[words.index("--model") + 1] == str(tmp_path / "weights")
     assert words[words.index("--generation-config") + 1] == "vllm"
     assert {"--skip-tokenizer-init", "--language-model-only"} <= set(words)  # either alone ends a model with vision
     assert words[-1] == "--seed=1"
-    assert "PYTHONPATH" not in seen["env"]  # of another environment
+    assert "PYTHONPATH" not in facts["env"]  # of another environment
 
 
 def test_only_a_cpu_build_gets_options_of_a_cpu(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +189,8 @@ def test_a_model_with_states_has_no_prefix_cache_on_a_cpu(
     ("torch", "sleeps", "flag"), [("2.13.0+cu130", True, 1), ("2.13.0+cu130", False, 0), ("2.13.0+cpu", True, 0)]
 )
 def test_only_a_server_on_a_gpu_that_takes_turns_can_sleep(torch: str, sleeps: bool, flag: int, start: Any) -> None:
-    _, seen = start(torch=torch, sleeps=sleeps)
-    assert seen["args"].count("--enable-sleep-mode") == flag
+    _, facts = start(torch=torch, sleeps=sleeps)
+    assert facts["args"].count("--enable-sleep-mode") == flag
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_only_a_server_on_a_gpu_that_takes_turns_can_sleep(torch: str, sleeps: b
 def test_a_bfloat16_model_on_a_gpu_has_float32_logits_unless_the_user_says_otherwise(
     torch: str, dtype: str, args: tuple[str, ...], heads: list[str], start: Any
 ) -> None:
-    _, seen = start(torch=torch, dtype=dtype, args=args)
-    given = [word.partition("=") for word in seen["args"]]
-    assert [value for name, _, value in given if name == "--hf-overrides.head_dtype"] == heads
+    _, facts = start(torch=torch, dtype=dtype, args=args)
+    words = [word.partition("=") for word in facts["args"]]
+    assert [value for name, _, value in words if name == "--hf-overrides.head_dtype"] == heads
 
 
 @pytest.mark.parametrize(

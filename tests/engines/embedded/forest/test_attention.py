@@ -36,7 +36,7 @@ def tensors(plan: AttentionPlan) -> Any:
 @pytest.mark.parametrize(("square", "everywhere"), [(2, True), (9, False), (128, True), (128, False)])
 @given(seed=st.integers(0, 2**31), depth=st.integers(0, 5))
 @settings(max_examples=25)
-def test_parts_compute_every_visible_pair_once_and_no_other(
+def test_the_plan_computes_every_visible_pair_once_and_no_other(
     square: int, everywhere: bool, seed: int, depth: int
 ) -> None:
     forest = laid_out(seed, 7, depth, vocab=5)
@@ -58,7 +58,7 @@ def test_parts_compute_every_visible_pair_once_and_no_other(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_attention_by_parts_is_attention_with_a_mask_of_all_pairs(dtype: torch.dtype, everywhere: bool) -> None:
+def test_planned_attention_is_attention_with_a_mask_of_all_pairs(dtype: torch.dtype, everywhere: bool) -> None:
     forest = laid_out()
     plan = plan_of(forest, dtype, None if everywhere else forest.places)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]

@@ -103,8 +103,8 @@ def test_the_same_requests_give_the_same_bytes_and_other_batches_the_same_tokens
 def test_shared_prefixes_are_computed_once_and_change_nothing(model: Any, fused: bool) -> None:
     batch = grouped(4, 6)
     sharing, plain = (EmbeddedSampler(model, fused=fused, cache_tokens=n) for n in (4096, 0))
-    shared, whole = complete(sharing, batch), complete(plain, batch)
-    assert ids_of(shared) == ids_of(whole)
+    shared, plain_results = complete(sharing, batch), complete(plain, batch)
+    assert ids_of(shared) == ids_of(plain_results)
     assert plain.stats().computed_prompt_tokens == sum(map(len, batch))
     heads = sum(map(len, prompts(4, seed=1, low=30, high=40)))
     tails = sum(map(len, batch)) - 6 * heads
@@ -172,16 +172,11 @@ def test_a_cancelled_request_frees_its_row_and_changes_no_other(model: Any) -> N
     assert complete(sampler, batch, max_tokens=30, stop_ids=()) == undisturbed
 
 
-@pytest.mark.parametrize(
-    ("prompt", "tokens", "error"),
-    [([1] * 510, 3, PromptTooLong), ([], 3, SamplerError), ([1], 0, SamplerError), ([VOCAB], 3, SamplerError)],
-)
-def test_prompts_that_cannot_be_completed_are_rejected(
-    model: Any, prompt: list[int], tokens: int, error: type[Exception]
-) -> None:
+@pytest.mark.parametrize(("prompt", "error"), [([1] * 510, PromptTooLong), ([VOCAB], SamplerError)])
+def test_prompts_that_cannot_be_completed_are_rejected(model: Any, prompt: list[int], error: type[Exception]) -> None:
     sampler = EmbeddedSampler(model)
     with pytest.raises(error):
-        asyncio.run(sampler.generate(prompt, SamplingParams(max_tokens=tokens)))
+        asyncio.run(sampler.generate(prompt, SamplingParams(max_tokens=3)))
     assert len(asyncio.run(sampler.generate([1] * 509, SamplingParams(max_tokens=3))).token_ids) == 3
 
 
@@ -258,16 +253,3 @@ def test_values_computed_with_older_weights_are_not_shared(model: Any) -> None:
         return late
 
     assert sampling_gap(changed, prompt, asyncio.run(go())) < TOLERANCE
-
-
-def test_completions_name_the_published_weights() -> None:
-    model = build_llama(VOCAB, seed=3)
-    sampler = EmbeddedSampler(model)
-    (old,) = complete(sampler, prompts(1), max_tokens=8, stop_ids=())
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.3)
-    asyncio.run(sampler.publish(5))
-    (new,) = complete(sampler, prompts(1), max_tokens=8, stop_ids=())
-    assert (old.policy_version, new.policy_version) == (0, 5)
-    assert sampling_gap(model, prompts(1)[0], new) < TOLERANCE < sampling_gap(model, prompts(1)[0], old)

@@ -18,7 +18,7 @@ from support.architectures import VOCAB, built
 from support.models import build_llama, sampling_gap
 from support.prompts import grouped
 
-# a CPU on which oneDNN's packed products are no faster
+# a CPU on which oneDNN's packed products are slow
 PLAIN = ("palimpsest.engines.embedded.sampling.forward.packs_weights", lambda dtype: False)
 LLAMAS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -50,7 +50,7 @@ def test_greedy_tokens_are_the_cpus_with_shared_prefixes(
     sampler = EmbeddedSampler(model().to(device), max_num_seqs=16)
     results = completions(sampler, 0.0)
     wanted = completions(EmbeddedSampler(model(), max_num_seqs=16, cache_tokens=0, fused=False), 0.0)
-    assert [each.token_ids for each in results] == [each.token_ids for each in wanted]
+    assert [one.token_ids for one in results] == [one.token_ids for one in wanted]
     pairs = zip(results, wanted, strict=True)
     largest = max(abs(a - b) for one, two in pairs for a, b in zip(one.logprobs, two.logprobs, strict=True))
     record_property("largest difference of a log-probability", largest)
