@@ -82,15 +82,16 @@ def test_k3_is_capped_at_ten_per_token() -> None:
 
 
 def test_truncated_importance_sampling_scales_the_policy_term_and_has_no_gradient() -> None:
-    # old over sampler: .5 and 4, capped at 2
-    old, new = (t(-1, -1).requires_grad_() for _ in range(2))
-    sampler = t(-1 - math.log(0.5), -1 - math.log(4)).requires_grad_()
+    # old over sampler: .5, 4 and 8, capped at 2
+    old, new = (t(-1, -1, -1).requires_grad_() for _ in range(2))
+    sampler = t(*(-1 - math.log(ratio) for ratio in (0.5, 4, 8))).requires_grad_()
     config: dict[str, Any] = {"old_logprobs": "recompute", "importance_sampling_cap": 2.0}
-    loss, sums = loss_of(new=new, old=old, sampler=sampler, advantage=t(1, 1), **config)
+    loss, sums = loss_of(new=new, old=old, sampler=sampler, advantage=t(1, 1, 1), **config)
     assert (old.grad, sampler.grad) == (None, None)
-    assert loss.item() == pytest.approx(-(0.5 + 2) / 2)
-    assert grads(new) == pytest.approx([-0.25, -1.0])
-    assert sums["tis_capped"].item() == 1
+    assert loss.item() == pytest.approx(-(0.5 + 2 + 2) / 3)
+    assert grads(new) == pytest.approx([-0.5 / 3, -2 / 3, -2 / 3])
+    assert sums["tis_capped"].item() == 2
+    assert sums["logprob_gap"].item() == pytest.approx(math.log(2) + math.log(4) + math.log(8))
 
 
 def test_entropy_is_a_bonus() -> None:
