@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="KIND:NUMBER", help="repeat one trial, and say what came of it")
     parser.add_argument("--out", type=Path, default=Path("survival.json"))
     options = parser.parse_args()
-    from support.survival import run  # after `--help`: it imports torch
+    from long_runs.survival import run  # after `--help`: it imports torch
 
     run(options)
 

@@ -63,7 +63,7 @@ def loss_of(
         (5.0, 0.0, 0.0, 0.0),
     ],
 )
-def test_each_branch_of_the_clipped_surrogate(ratio: float, advantage: float, expected: float, gradient: float) -> None:
+def test_branches_of_the_clipped_surrogate(ratio: float, advantage: float, expected: float, gradient: float) -> None:
     new = t(math.log(ratio) - 2).requires_grad_()
     loss, _ = loss_of(new=new, old=t(-2), advantage=t(advantage), clip_ratio_low=0.2, clip_ratio_high=0.3)
     assert loss.item() == pytest.approx(expected)
@@ -76,32 +76,22 @@ def test_without_the_dual_clip_the_loss_of_a_bad_token_has_no_bound() -> None:
     assert "dual_clip" not in sums
 
 
-def test_kl_to_the_reference_is_k3() -> None:
-    # d = ref - new = .5 and -1: e^.5 - .5 - 1 = .1487213, e^-1 + 1 - 1 = .3678794
-    new = t(-1.0, -1.0).requires_grad_()
-    loss, sums = loss_of(new=new, old=new.detach(), advantage=t(0, 0), ref=t(-0.5, -2.0), kl_loss_coef=0.1)
-    assert loss.item() == pytest.approx(0.1 * (0.1487213 + 0.3678794) / 2, rel=1e-6)
-    assert sums["kl"].item() == pytest.approx(0.5166007, rel=1e-6)
-    # derivative of k3 by new: 1 - e^d
-    assert grads(new) == pytest.approx([0.05 * (1 - math.exp(0.5)), 0.05 * (1 - math.exp(-1.0))])
-
-
 def test_k3_is_capped_at_ten_per_token() -> None:
     loss, _ = loss_of(new=t(-50), old=t(-50), advantage=t(0), ref=t(0), kl_loss_coef=1.0)
     assert loss.item() == 10
 
 
 def test_truncated_importance_sampling_scales_the_policy_term_and_has_no_gradient() -> None:
-    # old over sampler: .5 and 4, capped at 2
-    old, new, ref = (t(-1, -1).requires_grad_() for _ in range(3))
-    sampler = t(-1 - math.log(0.5), -1 - math.log(4)).requires_grad_()
-    config: dict[str, Any] = {"old_logprobs": "recompute", "importance_sampling_cap": 2.0, "kl_loss_coef": 0.1}
-    loss, sums = loss_of(new=new, old=old, sampler=sampler, advantage=t(1, 1), ref=ref, **config)
-    assert (old.grad, sampler.grad, ref.grad) == (None, None, None)
-    assert loss.item() == pytest.approx(-(0.5 + 2) / 2)
-    assert grads(new) == pytest.approx([-0.25, -1.0])
-    assert sums["tis_capped"].item() == 1
-    assert sums["logprob_gap"].item() == pytest.approx(math.log(2) + math.log(4))
+    # old over sampler: .5, 4 and 8, capped at 2
+    old, new = (t(-1, -1, -1).requires_grad_() for _ in range(2))
+    sampler = t(*(-1 - math.log(ratio) for ratio in (0.5, 4, 8))).requires_grad_()
+    config: dict[str, Any] = {"old_logprobs": "recompute", "importance_sampling_cap": 2.0}
+    loss, sums = loss_of(new=new, old=old, sampler=sampler, advantage=t(1, 1, 1), **config)
+    assert (old.grad, sampler.grad) == (None, None)
+    assert loss.item() == pytest.approx(-(0.5 + 2 + 2) / 3)
+    assert grads(new) == pytest.approx([-0.5 / 3, -2 / 3, -2 / 3])
+    assert sums["tis_capped"].item() == 2
+    assert sums["logprob_gap"].item() == pytest.approx(math.log(2) + math.log(4) + math.log(8))
 
 
 def test_entropy_is_a_bonus() -> None:

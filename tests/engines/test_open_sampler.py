@@ -1,4 +1,4 @@
-"""What sampler.name=auto becomes on simulated GPUs, with and without vLLM."""
+"""Resolution of sampler.name=auto on simulated GPUs, with and without vLLM."""
 
 from __future__ import annotations
 

@@ -31,14 +31,8 @@ def warnings_of(
     return Use.of(load_recipe("memagent-7b", overrides), objective, memories, cpu_servers=cpu_servers).check(shape)
 
 
-EIGHT = [
-    "engine.name=ray",
-    "cluster.learners=6",
-    "sampler.name=vllm",
-    "sampler.servers=2",
-    "sampler.devices=[6,7]",
-    "train.max_off_policy_steps=0",
-]
+EIGHT = ["engine.name=ray", "cluster.learners=6", "sampler.name=vllm", "sampler.servers=2", "sampler.devices=[6,7]"]
+EIGHT += ["train.max_off_policy_steps=0"]
 
 
 def test_a_model_that_one_gpu_cannot_train_is_an_error_that_names_the_keys_for_all_gpus() -> None:
@@ -56,7 +50,6 @@ def test_a_model_that_no_layout_can_train_names_only_adapters() -> None:
 
 
 def test_a_rank_whose_activations_may_not_fit_is_a_warning_with_smaller_micro_batches() -> None:
-    """Nobody measured the activations' formula, so the run may start."""
     five = [*EIGHT[:1], "cluster.learners=5", "engine.micro_batch_tokens=24576", *EIGHT[2:]]
     memory, idle = warnings_of(*five, shape=FOURTEEN)
     assert re.search(r"learning takes 8\d GB.*engine\.micro_batch_tokens=12288", memory)
@@ -150,8 +143,3 @@ def test_ranks_take_gpus_if_there_are_any() -> None:
     assert cluster.rank_gpus(8, "cpu") == 0
     assert cluster.rank_gpus(0, "cuda") == 1  # and then there are too few
     assert cluster.model_copy(update={"gpus_per_learner": 0.0}).rank_gpus(8, "auto") == 0
-
-
-def test_explicit_zero_gpus_of_older_runs_are_read_unchanged() -> None:
-    config = load_recipe("memagent-quickstart", ["cluster.gpus_per_learner=0", "cluster.gpus_per_sampler=0"])
-    assert config.cluster.gpus_per_learner == 0

@@ -1,4 +1,4 @@
-"""What a run starts ends with it: processes and their children, folders, shared memory."""
+"""Processes with their children, folders and shared memory end with a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ time.sleep(600)
 
 
 def ends(pid: int) -> bool:
-    """Whether the process ends soon; its adoptive parent may reap it late."""
+    """True if the process ends soon; its adoptive parent may reap it late."""
     for _ in range(600):
         if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
             return True

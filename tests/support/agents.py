@@ -1,4 +1,4 @@
-"""Ten-line parts for tests of agents with tools: scripted samplers, a search world, tokenizers of known families."""
+"""Fakes for tests of agents with tools: scripted samplers, a search world, tokenizers of model families."""
 
 from __future__ import annotations
 
@@ -18,20 +18,10 @@ from palimpsest.text.tool_calls import CallStyle
 from palimpsest.types import Completion, Problem, StopReason, Trajectory
 
 BASE_MODEL = Path(__file__).parents[2] / "src" / "palimpsest" / "assets" / "base-model"
-FACTS = (
-    "Alice drinks tea.",
-    "Bob lives in Rome.",
-    "Carol plays chess.",
-    "David has a cat.",
-    "Emma likes rain.",
-)
+FACTS = ("Alice drinks tea.", "Bob lives in Rome.", "Carol plays chess.", "David has a cat.", "Emma likes rain.")
 PASSAGES = tuple({"id": str(at), "title": "", "text": text} for at, text in enumerate(FACTS))
-SMALL: dict[str, Any] = {
-    "tools": {"search": {"topk": 1}},
-    "prompts": "short",
-    "turn_tokens": 200,
-    "context_tokens": 1500,
-}
+SMALL: dict[str, Any] = {"tools": {"search": {"topk": 1}}, "prompts": "short", "turn_tokens": 200}
+SMALL |= {"context_tokens": 1500}
 Reply = str | Callable[[str], str]
 
 
@@ -53,13 +43,13 @@ def prune(*ids: str, memory: str = "tea") -> str:
 
 @lru_cache
 def base_codec() -> Codec:
-    """The embedded model's."""
+    """Codec of the packaged model."""
     return Codec.load(BASE_MODEL)
 
 
 @dataclass
 class Script:
-    """A sampler that gives its replies in turn; one that is a function is given the prompt's text."""
+    """A sampler that gives its replies in turn; a reply may be a function of the prompt's text."""
 
     codec: Codec
     replies: Sequence[Reply]
@@ -76,7 +66,7 @@ class Script:
         return Completion(cut, (-1.0,) * len(cut), StopReason.STOP if len(cut) == len(ids) else StopReason.LENGTH)
 
     def text(self, number: int) -> str:
-        """Of a prompt."""
+        """Text of a prompt."""
         return self.codec.decode(self.prompts[number])
 
 
@@ -84,16 +74,8 @@ def played(
     policy: Any, replies: Sequence[Reply], problem: Problem | None = None, codec: Codec | None = None
 ) -> tuple[Trajectory, Script]:
     script = Script(codec or base_codec(), replies)
-    episode = play(
-        problem or world(),
-        policy=policy,
-        sampler=script,
-        codec=script.codec,
-        sampling=SamplingConfig(),
-        key=(0,),
-        group_id="g",
-        rollout=0,
-    )
+    parties: dict[str, Any] = {"policy": policy, "sampler": script, "codec": script.codec, "sampling": SamplingConfig()}
+    episode = play(problem or world(), **parties, key=(0,), group_id="g", rollout=0)
     trajectory = asyncio.run(episode)
     failed = [event for event in trajectory.events if event.kind == "policy_error"]
     assert not failed, failed
@@ -105,11 +87,11 @@ def events(trajectory: Trajectory, kind: str) -> list[Event]:
 
 
 def ids_of(policy: Any, count: int, problem: Problem | None = None) -> list[str]:
-    """The ids of an episode's first results."""
+    """Ids of an episode's first results."""
     return [policy.result_id(problem or world(), number) for number in range(count)]
 
 
-# --- chat templates, shortened to what renders messages; layout as published -----------------------------------------
+# --- chat templates, shortened to the rendering of messages; layout as published --------------------------------------
 
 _LINE = "{{ '\\n' }}"  # a plain line break after a tag is trimmed
 _TOOLS = "{% for tool in tools %}" + _LINE + "{{ tool | tojson }}{% endfor %}"
@@ -146,9 +128,8 @@ LLAMA3 = (
     "{% set messages = messages[1:] %}{% endif %}"
     "{% for m in messages %}{% if m.role == 'tool' or m.role == 'ipython' %}"
     + _HEADER("ipython")
-    + "{% if m.content is "
-    "mapping or m.content is iterable %}{{ m.content | tojson }}{% else %}{{ m.content }}{% endif %}<|eot_id|>"
-    "{% elif 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
+    + "{% if m.content is mapping or m.content is iterable %}{{ m.content | tojson }}{% else %}{{ m.content }}"
+    "{% endif %}<|eot_id|>{% elif 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
     "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
     + _HEADER("assistant")
     + '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
@@ -185,29 +166,19 @@ CHATML = (  # every role, no tools
 )
 _CODER = QWEN.replace(
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n',
-    "<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>"
-    + _LINE
-    + "{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}"
-    + _LINE
-    + "</parameter>\n{% endfor %}</function>\n",
+    "<function={{ c.function.name }}>\n{% for k, v in c.function.arguments | items %}<parameter={{ k }}>@"
+    "{{ v | tojson if v is mapping or (v is sequence and v is not string) else v | string }}@"
+    "</parameter>\n{% endfor %}</function>\n".replace("@", _LINE),
 )
 _GLM = (
-    "{% if tools %}<|system|>\n# Tools" + _TOOLS + "{% endif %}{% for m in messages %}"
-    "{% if m.role == 'tool' %}{% if messages[loop.index0 - 1].role != 'tool' %}<|observation|>{% endif %}"
-    + _LINE
-    + "<tool_response>\n{{ m.content }}\n</tool_response>{% else %}<|{{ m.role }}|>\n"
-    "{% if m.role == 'assistant' %}<think></think>"
-    + _LINE
-    + "{% endif %}{{ m.content }}{% for c in m.tool_calls %}"
-    + _LINE
-    + "<tool_call>{{ c.function.name }}"
-    + _LINE
-    + "{% for k, v in c.function.arguments.items() %}"
-    "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>"
-    + _LINE
-    + "{% endfor %}</tool_call>{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>"
-    "{% endif %}"
-)
+    "{% if tools %}<|system|>\n# ToolsTOOLS{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{% if messages[loop.index0 - 1].role != 'tool' %}<|observation|>{% endif %}@"
+    "<tool_response>\n{{ m.content }}\n</tool_response>{% else %}<|{{ m.role }}|>\n"
+    "{% if m.role == 'assistant' %}<think></think>@{% endif %}{{ m.content }}{% for c in m.tool_calls %}@"
+    "<tool_call>{{ c.function.name }}@{% for k, v in c.function.arguments.items() %}<arg_key>{{ k }}</arg_key>\n"
+    "<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>@{% endfor %}</tool_call>"
+    "{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+).replace("@", _LINE).replace("TOOLS", _TOOLS)  # fmt: skip
 _GEMMA4 = (
     """{% macro val(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is boolean %}{{ 'true' if v else 'false' }}"""
     """{% elif v is mapping %}{{ '{' }}{% for k, x in v | dictsort %}{% if not loop.first %},{% endif %}"""
@@ -253,10 +224,7 @@ FAMILIES = {
         LLAMA3,
         ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"],
     ),
-    "mistral": (
-        MISTRAL,
-        ["</s>", "<s>", *(f"[{end}{name}]" for name in _MISTRAL_NAMES for end in ("", "/"))],
-    ),
+    "mistral": (MISTRAL, ["</s>", "<s>", *(f"[{end}{name}]" for name in _MISTRAL_NAMES for end in ("", "/"))]),
     "chatml": (CHATML, ["<|im_end|>", "<|im_start|>"]),
     "spm": (CHATML, ["<|im_end|>", "<|im_start|>"]),  # Llama 2 and the first Mistrals: characters, else bytes
     "bare": (BARE, ["<end_of_turn>", "<start_of_turn>"]),
@@ -297,9 +265,9 @@ def family_codec(name: str) -> Codec:
 def _byte_fallback(controls: Sequence[str]) -> Any:
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-    known = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *map(chr, range(33, 127))]
     merges = [("\u2581", "{"), ("}", "}"), ("t", "o"), ("a", "r"), ("c", "h")]
-    vocabulary = {piece: at for at, piece in enumerate([*known, *map("".join, merges)])}
+    vocabulary = {piece: at for at, piece in enumerate([*pieces, *map("".join, merges)])}
     backend = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     backend.decoder = decoders.Sequence(

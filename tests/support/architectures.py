@@ -1,7 +1,4 @@
-"""Tiny models of the classes that transformers has, and what becomes of each: the table of docs/reference/models.md.
-
-tests/engines/embedded/test_architecture_classes.py tests every row.
-"""
+"""Tiny models of the classes of transformers, and the support of each, as in docs/reference/models.md."""
 
 from __future__ import annotations
 
@@ -11,69 +8,43 @@ from typing import Any
 from palimpsest.engines.embedded.architecture import check_class
 
 VOCAB = 200
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SMALL: dict[str, Any] = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SMALL |= {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}
 WIDE = {"head_dim": 16}
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 SLIDING = {"sliding_window": 24}  # of every layer; or of some:
 MIXED = {**SLIDING, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 WINDOWED = {**SLIDING, "use_sliding_window": True, "max_window_layers": 2}
-LATENT = {
-    "num_key_value_heads": 4,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 12,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
+LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2}
+LATENT |= {"moe_intermediate_size": 24, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 LONGROPE = {
     "max_position_embeddings": 512,
     "original_max_position_embeddings": 64,
     "rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 4.0, 6.0, 8.0]},
 }
 PER_LAYER = {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8, "num_hidden_layers": 6}
-VISION = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 28}
 HYBRID = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 STATE = {"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A class of models, by the name of its configuration, and what becomes of it."""
+    """A class of models and its support."""
 
     models: str
-    """Some that have it."""
+    """Examples."""
     changes: dict[str, Any] = field(default_factory=dict)
     """To `SMALL`."""
     sampling: str = "pool"
     """See `Ways`."""
     apart: str = ""
-    """Words of the reason why it is trained by segments."""
+    """Part of the reason for training by segments."""
     refused: str = ""
-    """Words of the refusal when it is loaded."""
+    """Part of the error when it is loaded."""
     note: str = ""
 
     @property
@@ -84,7 +55,7 @@ class Case:
 SAMPLED = {"pool": "yes", "cache": "each alone", "whole": "each alone, recomputed"}
 RECURRENT = "has layers of linear_attention"
 OTHER = "computed as a prefix forest, its logits differ"
-OWN = "its attention bypasses transformers' attention interface"
+BYPASS = "its attention bypasses transformers' attention interface"
 SHORT = "the window ends where longrope changes the positions (4,096 tokens for these)"
 CAPPED = "unsupported attention with softcap"
 
@@ -153,21 +124,21 @@ CASES: dict[str, Case] = {
     "StableLm": Case("StableLM 2", apart=OTHER),
     "Nemotron": Case("Nemotron 3 and 4, Minitron", apart=OTHER),
     "Doge": Case("Doge", apart=OTHER),
-    "Falcon": Case("Falcon 7B, 40B", apart=OWN),
-    "Mpt": Case("MPT", {"d_model": 32, "n_heads": 4, "n_layers": 3}, apart=OWN),
-    "GPTJ": Case("GPT-J", {"rotary_dim": 4}, apart=OWN),
-    "CodeGen": Case("CodeGen", {"rotary_dim": 4}, apart=OWN),
-    "Bloom": Case("BLOOM", {"max_position_embeddings": None, "seq_length": 256}, "cache", OWN),
+    "Falcon": Case("Falcon 7B, 40B", apart=BYPASS),
+    "Mpt": Case("MPT", {"d_model": 32, "n_heads": 4, "n_layers": 3}, apart=BYPASS),
+    "GPTJ": Case("GPT-J", {"rotary_dim": 4}, apart=BYPASS),
+    "CodeGen": Case("CodeGen", {"rotary_dim": 4}, apart=BYPASS),
+    "Bloom": Case("BLOOM", {"max_position_embeddings": None, "seq_length": 256}, "cache", BYPASS),
     "GPTNeo": Case(
         "GPT-Neo",
         {"attention_types": [[["global", "local"], 2]], "num_hidden_layers": 4, "window_size": 24},
         "cache",
-        OWN,
+        BYPASS,
     ),
     "Llama4Text": Case("Llama 4", EXPERTS, "cache", "has layers of chunked_attention"),
     "ModernBertDecoder": Case("Ettin decoders", {"local_attention": 24, "global_attn_every_n_layers": 3}),
     "RecurrentGemma": Case("RecurrentGemma", {}, "whole", OTHER),
-    "Rwkv": Case("RWKV 4", {"attention_hidden_size": 32}, "cache", OWN),
+    "Rwkv": Case("RWKV 4", {"attention_hidden_size": 32}, "cache", BYPASS),
     "Mamba": Case("Mamba", {"max_position_embeddings": None, "num_attention_heads": None}, "cache", RECURRENT),
     "Mamba2": Case("Mamba 2", {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 1}, "cache", RECURRENT),
     "Jamba": Case("Jamba", {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1}, "cache", RECURRENT),
@@ -211,7 +182,7 @@ def configured(name: str, **changes: Any) -> Any:
 
 
 def built(name: str, **changes: Any) -> Any:
-    """Its model in float64, with weights drawn anew and norms and biases that are not ones and zeros."""
+    """Its model in float64, with random weights, norms and biases."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -231,7 +202,7 @@ def built(name: str, **changes: Any) -> Any:
 
 
 def class_of(name: str) -> str:
-    """Name of the class that a case is about."""
+    """Name of a case's class."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = configured(name)

@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright: one browser for a module of tests, a page of its own for each."""
+"""Debian's Chromium, driven by Playwright: one browser per test module, one page per test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHROMIUM = os.environ.get("PALIMPSEST_CHROMIUM") or shutil.which("chromium") or 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser without a window. Skips the tests, saying so, where there is none."""
+    """A headless browser; skips the tests without one."""
     api = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install playwright")
     if not os.access(CHROMIUM, os.X_OK):
         pytest.skip(f"no Chromium at {CHROMIUM}: apt-get install chromium, or set PALIMPSEST_CHROMIUM")
@@ -29,7 +29,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Watched:
-    """A page that keeps what it asked for and what went wrong in it."""
+    """A page that records its requests and errors."""
 
     def __init__(self, browser: Any, origin: str, **options: Any) -> None:
         self.origin = origin
@@ -45,22 +45,22 @@ class Watched:
         if message.type == "error" and "404" not in message.text:
             self.errors.append(message.text)
 
-    def go(self, place: str) -> Any:
-        """Show the screen at a hash, and wait until it is read."""
-        self.page.goto(f"{self.origin}/{place}")
+    def go(self, fragment: str) -> Any:
+        """Open the screen at a hash and wait until it has loaded."""
+        self.page.goto(f"{self.origin}/{fragment}")
         return self.read()
 
     def read(self) -> Any:
-        """The page once nothing on it is being read."""
+        """The page once it has loaded."""
         self.page.wait_for_selector("#main .screen")
         self.page.wait_for_selector(".loading", state="detached")
         return self.page
 
     @property
     def strays(self) -> list[str]:
-        """Requests that left the origin."""
-        own = urlsplit(self.origin).netloc
-        return [url for url in self.requests if urlsplit(url).scheme != "data" and urlsplit(url).netloc != own]
+        """Requests to other origins."""
+        origin = urlsplit(self.origin).netloc
+        return [url for url in self.requests if urlsplit(url).scheme != "data" and urlsplit(url).netloc != origin]
 
     def close(self) -> None:
         self.page.close()
@@ -68,7 +68,7 @@ class Watched:
 
 @contextmanager
 def watching(browser: Any, origin: str, **options: Any) -> Iterator[Watched]:
-    """A page at whose end nothing has failed in it and nothing was asked of another origin."""
+    """A page that must end without errors and without requests to other origins."""
     page = Watched(browser, origin, **options)
     yield page
     assert page.errors == []

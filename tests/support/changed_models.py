@@ -1,4 +1,4 @@
-"""Copies of the bundled model whose contents change while names and sizes stay."""
+"""Copies of the packaged model with other contents under the same names and sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def copied_base(folder: Path) -> Path:
 
 
 def change_the_middle(model: Path) -> None:
-    """Zero each tensor that lies between the first and the last MiB."""
+    """Zero each tensor between the first and the last MiB."""
     file = model / "model.safetensors"
     before = file.read_bytes()
     tensors = load_file(file)

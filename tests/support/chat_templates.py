@@ -1,4 +1,4 @@
-"""What chat programs make of a document and a question by default, in their own words, and what the server finds."""
+"""Default prompts of chat programs with a document and a question, and how the server reads them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Provide a clear and direct response to the user's query, including inline citati
 {context}
 </context>
 """
-"""Its default template, some guidelines left out."""
+"""Its default template without some guidelines."""
 SOURCES = f'<source id="1" name="a.txt">{STORY}</source>\n<source id="2" name="b.txt">{OTHER}</source>'
 LIBRECHAT = """The user has attached a file to the conversation:
 
@@ -74,7 +74,7 @@ class FoundQuery:
 
 
 class Room:
-    """An agent whose questions have at most so many characters."""
+    """An agent whose questions have at most `room` characters."""
 
     sampling, seed = SamplingConfig(), 0
 
@@ -85,12 +85,9 @@ class Room:
         return sum(map(len, questions)) <= self._room
 
 
-def found_query(messages: Sequence[Message], room: int, **own: Any) -> FoundQuery:
-    """`room`: characters of the longest question."""
-    body = ChatBody(model="palimpsest", messages=list(messages), palimpsest=ExtraFields(**own))
+def found_query(messages: Sequence[Message], room: int, **extra: Any) -> FoundQuery:
+    body = ChatBody(model="palimpsest", messages=list(messages), palimpsest=ExtraFields(**extra))
     agent: Any = Room(room)
-    query, told = query_of(body, agent)
-    left_out = told.get("instructions") == "left_out"
-    return FoundQuery(
-        DocumentRule(told["input"]), query.document, query.questions, query.instructions, left_out, query.prompts
-    )
+    query, notes = query_of(body, agent)
+    rule, left_out = DocumentRule(notes["input"]), notes.get("instructions") == "left_out"
+    return FoundQuery(rule, query.document, query.questions, query.instructions, left_out, query.prompts)

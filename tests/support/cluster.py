@@ -1,7 +1,8 @@
-"""Runs on Ray as commands of their own, and what is left of them."""
+"""Runs on Ray as commands, and the processes and files that they leave."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import shutil
@@ -12,7 +13,7 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 TAG = "PALIMPSEST_TEST"
 
 
 def own_address() -> str:
-    """Of this machine on a network; its loopback's where it is on none."""
+    """Of this machine on a network, otherwise of its loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing
         return str(probe.getsockname()[0])
@@ -41,20 +43,26 @@ def settings(steps: int) -> list[str]:
     return [*(f"train.{key}={value}" for key, value in train.items()), "logging.report_to=[jsonl]"]
 
 
+def command_of(process: psutil.Process) -> list[str]:
+    """Empty if the process ended meanwhile."""
+    with suppress(psutil.Error):
+        return list(process.cmdline())
+    return []
+
+
 @dataclass
 class ClusterRun:
-    """`palimpsest train` of the model inside the package, which has rewards to learn from, with engine.name=ray."""
+    """`palimpsest train` of the packaged model with engine.name=ray."""
 
     out: Path
     steps: int = 2
     tag: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] | None = None
     apart: bool = False
-    """Its standard error isn't in its output."""
+    """True if its standard error isn't in its output."""
     pids: list[int] = field(default_factory=list)
-    """Of all that were started."""
     temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="t", dir="/tmp")))
-    """Of the run alone; its path is short, for sockets."""
+    """Its temporary folder, with a short path for sockets."""
 
     def __post_init__(self) -> None:
         weakref.finalize(self, shutil.rmtree, self.temporary, ignore_errors=True)
@@ -76,7 +84,7 @@ class ClusterRun:
         return self.process
 
     def finish(self) -> str:
-        """The output of a run that ends by itself and well."""
+        """Run to a successful end; its output."""
         process = self.start()
         output, _ = process.communicate(timeout=600)
         assert process.returncode == 0, output
@@ -93,12 +101,10 @@ class ClusterRun:
         return path.read_bytes().splitlines() if path.exists() else []
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that was started for the run and is still there."""
         return [process for process in psutil.process_iter() if self._is_mine(process)]
 
     def named(self, name: str) -> list[psutil.Process]:
-        """Those of `processes` whose command begins so."""
-        return [each for each in self.processes() if name in Path((each.cmdline() or [""])[0]).name]
+        return [each for each in self.processes() if name in Path((command_of(each) or [""])[0]).name]
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:
@@ -107,7 +113,7 @@ class ClusterRun:
             return False
 
     def gone(self) -> bool:
-        """Whether all of it ends by itself."""
+        """True if all processes end by themselves."""
         for _ in range(300):
             if not self.processes():
                 return True
@@ -115,30 +121,24 @@ class ClusterRun:
         return False
 
     def folders_left(self) -> list[Path]:
-        """In shared memory and among temporary files, sockets included."""
+        """Shared memory and temporary files, with sockets."""
         memory = [path for pid in self.pids for path in Path("/dev/shm").glob(f"palimpsest-{pid}-*")]
         return [*memory, *self.temporary.iterdir()]
 
 
-AUTHENTICATED = {
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+AUTHENTICATED = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-def with_a_token(work: Callable[..., None], *arguments: Any) -> None:
-    """Call `work` in a process of its own, since Ray reads how to authenticate as it is imported."""
-    before = {name: os.environ.get(name) for name in AUTHENTICATED}
-    os.environ |= AUTHENTICATED
-    try:
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            pool.submit(work, *arguments).result()
-    finally:
-        for name, value in before.items():
-            del os.environ[name]
-            if value is not None:
-                os.environ[name] = value
+def with_a_token(work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+    """Run `work` in another process: Ray reads its way of authentication when it is imported."""
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        for name, value in AUTHENTICATED.items():
+            patch.setenv(name, value)
+        pool.submit(_run, work, arguments).result()
+
+
+def _run(work: Callable[..., Coroutine[Any, Any, None]], arguments: Sequence[Any]) -> None:
+    asyncio.run(work(*arguments))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How a command ended."""
+"""Type of the fixture `palimpsest`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often an interval of `score` holds the true mean, by simulation: fractions, clusters of even and uneven size."""
+"""Simulated coverage of the interval of `score`: fractions, clusters of even and uneven size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYOUTS: dict[str, tuple[int, ...]] = {
     "12 of 1 to 12": tuple(range(1, 13)),
     "16 of 4": (4,) * 16,
     "20 of 6": (6,) * 20,
-    "32 of 1 to 12": tuple(1 + place % 12 for place in range(32)),
+    "32 of 1 to 12": tuple(1 + n % 12 for n in range(32)),
     "64 of 2": (2,) * 64,
 }
 """Sizes of clusters."""
@@ -41,10 +41,10 @@ Interval = Callable[[Sequence[float], Sequence[int] | None], tuple[float, float]
 
 def scored(values: Sequence[float], clusters: Sequence[int] | None) -> tuple[float, float]:
     """The interval of `score`."""
-    found = score(values, clusters)
-    assert found.low is not None
-    assert found.high is not None
-    return found.low, found.high
+    interval = score(values, clusters)
+    assert interval.low is not None
+    assert interval.high is not None
+    return interval.low, interval.high
 
 
 def coverage(mean: float, shape: str, n: int, draws: int, seed: int = 0, interval: Interval = scored) -> float:
@@ -63,8 +63,8 @@ def cluster_coverage(
     rng, hits, sum_of_parameters = np.random.default_rng((seed, len(sizes))), 0, ALIKE[alike]
     clusters = np.repeat(np.arange(len(sizes)), sizes)
     for _ in range(draws):
-        own = rng.beta(mean * sum_of_parameters, (1 - mean) * sum_of_parameters, len(sizes))
-        values = (rng.random(len(clusters)) < own[clusters]).astype(float)
+        means = rng.beta(mean * sum_of_parameters, (1 - mean) * sum_of_parameters, len(sizes))
+        values = (rng.random(len(clusters)) < means[clusters]).astype(float)
         low, high = interval(values.tolist(), clusters.tolist())
         hits += low <= mean <= high
     return hits / draws

@@ -1,4 +1,4 @@
-"""Groups of given rewards and lengths, and the credit they get."""
+"""Groups with chosen rewards and lengths, and their credit."""
 
 from __future__ import annotations
 

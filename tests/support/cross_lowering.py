@@ -1,12 +1,8 @@
 """Compiles the attention kernels for an H100 (sm_90) without a GPU: python cross_lowering.py GUARD.so CASE
 
-Tensors are fake CUDA tensors, `GUARD` (from `build_guard`) registers an empty CUDA device with torch, and Triton gets a
-driver that only names its target. The functions are ours, `attention.block_mask` and `attention.flex`; inductor lowers
-them and their backward pass, and ptxas assembles each kernel. Nothing is launched.
-
-Prints a line of JSON per forest: `places`, `queries`, `gradient`, and the kernels of `mask` and `attention`, each with
-`name`, `decodes` (torch's kernel for few queries), `shared` bytes, `registers`, `spilled` bytes, `wgmma` instructions.
-Works with CPU and CUDA builds of torch. Not covered: numbers, speed.
+Tensors are fake CUDA tensors, `GUARD` (see `build_guard`) registers an empty CUDA device with torch, and Triton gets a
+driver that only names its target. Inductor lowers `attention.block_mask`, `attention.flex` and its backward pass; ptxas
+assembles each kernel. Prints one line of JSON per forest, with the kernels' `figures`. Not covered: numbers, speed.
 """
 
 from __future__ import annotations
@@ -69,44 +65,36 @@ CASES = {
     "float32": Case(14, 2, 64, "float32"),
 }
 FORESTS = ((2048, 2048, True), (2048, 300, True), (16, 12, False), (1500, 130, True), (2, 1, True))
-"""Places, queries, whether a backward pass follows: a layer; the last one; the forest of `adopt` and of a publication's
-probe; other lengths, which compile nothing; padding."""
+"""Places, queries, backward pass: a layer; the last one; a probe's forest; lengths that compile nothing; padding."""
 
 
 def forests_of(case: str) -> tuple[tuple[int, int, bool], ...]:
-    """All for the first case, two for others."""
     return FORESTS if case == next(iter(CASES)) else FORESTS[1:3]
 
 
 def torch_folder() -> Path:
-    found = find_spec("torch")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = find_spec("torch")
+    assert spec is not None
+    return Path(str(spec.origin)).parent
 
 
 def build_guard(folder: Path, compiler: str) -> Path:
     source, library, torch = folder / "guard.cpp", folder / "guard.so", torch_folder()
     source.write_text(GUARD)
-    places = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include", f"-L{torch}/lib"]
+    folders = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include", f"-L{torch}/lib"]
     flags = ["-O0", "-std=c++20", "-fPIC", "-shared", f"-I{sysconfig.get_path('include')}"]
-    command = [compiler, *flags, *places, str(source), "-lc10", "-ltorch_cpu", "-o", str(library)]
+    command = [compiler, *flags, *folders, str(source), "-lc10", "-ltorch_cpu", "-o", str(library)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return library
 
 
-OFF = {
-    "compile_threads": 1,
-    "fx_graph_cache": False,
-    "pattern_matcher": False,
-    "joint_graph_constant_folding": False,
-    "use_static_cuda_launcher": False,
-}
-"""Inductor's options: compiles in this process, always; no pass that computes on the device."""
+_PASSES = ("fx_graph_cache", "pattern_matcher", "joint_graph_constant_folding", "use_static_cuda_launcher")
+OFF = {"compile_threads": 1, **dict.fromkeys(_PASSES, False)}
+"""Inductor always compiles in this process, without passes that compute on the device."""
 
 
 class Launched(Exception):
-    """Everything is compiled, and the graph would run."""
+    """The graph would run now."""
 
 
 def pretend(guard: Path) -> Any:
@@ -120,25 +108,13 @@ def pretend(guard: Path) -> Any:
     library.guard_device()  # after it has registered its guard
     answer(fake_tensor, init_gpu_context=None)
     state = torch.zeros(16, dtype=torch.uint8)
-    answer(
-        torch.cuda,
-        get_device_properties=H100,
-        get_device_capability=(9, 0),
-        get_device_name=H100.name,
-        get_arch_list=["sm_90"],
-        is_available=True,
-        is_initialized=True,
-        is_current_stream_capturing=False,
-        synchronize=None,
-        _lazy_init=None,
-        get_rng_state=state,
-        set_rng_state=None,
-        device_count=1,
-        current_device=0,
-        _exchange_device=0,
-        _maybe_exchange_device=0,
-    )
-    import torch._dynamo.device_interface as interface  # holds on to functions of torch.cuda
+    nothing = ("synchronize", "_lazy_init", "set_rng_state")
+    zero = ("current_device", "_exchange_device", "_maybe_exchange_device")
+    answer(torch.cuda, **dict.fromkeys(nothing), **dict.fromkeys(zero, 0), device_count=1, get_rng_state=state)
+    answer(torch.cuda, get_device_properties=H100, get_device_capability=(9, 0), get_device_name=H100.name)
+    answer(torch.cuda, is_available=True, is_initialized=True, is_current_stream_capturing=False)
+    answer(torch.cuda, get_arch_list=["sm_90"])
+    import torch._dynamo.device_interface as interface  # keeps functions of torch.cuda
     import torch.utils._triton
     from torch._inductor.runtime import triton_helpers
     from triton.backends.compiler import GPUTarget
@@ -153,16 +129,10 @@ def pretend(guard: Path) -> Any:
     answer(torch.utils._triton, has_triton=True)
     answer(triton_helpers, set_driver_to_gpu=None)
     no_driver = SimpleNamespace()
-    answer(
-        no_driver,
-        get_current_target=GPUTarget("cuda", 90, 32),
-        is_active=True,
-        get_current_device=0,
-        get_current_stream=0,
-        get_device_capability=(9, 0),
-        get_active_torch_device=torch.device("cuda", 0),
-        get_benchmarker=None,
-    )
+    target = GPUTarget("cuda", 90, 32)
+    answer(no_driver, get_current_target=target, is_active=True, get_current_device=0, get_current_stream=0)
+    device = torch.device("cuda", 0)
+    answer(no_driver, get_device_capability=(9, 0), get_active_torch_device=device, get_benchmarker=None)
     driver.set_active(no_driver)
     return torch
 
@@ -209,9 +179,9 @@ def captured() -> list[dict[str, Any]]:
         return module
 
     def assemble(self: Any, config: Any) -> Any:
-        with redirect_stdout(io.StringIO()) as said:
+        with redirect_stdout(io.StringIO()) as output:
             result = compile_one(self, config)
-        found.append(figures(result.kernel, self.inductor_meta["kernel_name"], self.fn.src, said.getvalue()))
+        found.append(figures(result.kernel, self.inductor_meta["kernel_name"], self.fn.src, output.getvalue()))
         return result
 
     graphs.compile_to_module, kernels._precompile_config = to_module, assemble
@@ -225,20 +195,20 @@ def captured() -> list[dict[str, Any]]:
     return found
 
 
-def figures(kernel: Any, name: str, source: str, said: str) -> dict[str, Any]:
-    """Of a compiled kernel; `said` is the output of ptxas."""
+def figures(kernel: Any, name: str, source: str, output: str) -> dict[str, Any]:
+    """Figures of a compiled kernel; `decodes`: it is torch's for few queries; `output` of ptxas."""
     units = {"registers": "registers", "spilled": "bytes spill stores"}
     return {
         "name": name,
         "decodes": "SPLIT_KV" in source,
         "shared": kernel.metadata.shared,
         "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
-        **{figure: max(map(int, re.findall(rf"(\d+) {unit}", said))) for figure, unit in units.items()},
+        **{figure: max(map(int, re.findall(rf"(\d+) {unit}", output))) for figure, unit in units.items()},
     }
 
 
 def lower(torch: Any, case: Case, forest: tuple[int, int, bool], found: list[dict[str, Any]]) -> dict[str, Any]:
-    """What our two functions compile to; `found` is the list that gets new kernels."""
+    """Kernels of a forest; `found`: the list that gets new kernels."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
     from torch.nn.attention.flex_attention import create_block_mask

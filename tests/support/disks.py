@@ -1,4 +1,4 @@
-"""Disks that refuse."""
+"""Full disks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_file_over(size: int) -> Iterator[None]:
-    """As a disk that is full: nothing is written behind so many bytes of a file."""
+    """No file grows beyond `size` bytes, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint on loopback that answers by the hash of what it is asked, or fails as it is told."""
+"""An OpenAI-compatible endpoint on loopback that answers by the hash of the request, or fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.listening import listening
 Raw = tuple[int, bytes, dict[str, str]]
 """Status, body and headers."""
 Fault = Callable[[int], "Raw | str | None"]
-"""The number of the completion to what comes in its place: a reply, hang, reset or endless; None: nothing does."""
+"""Number of a completion to its replacement: a reply, hang, reset or endless; None: it is not replaced."""
 
 MODEL, WINDOW = "served", 4096
 WORDS = ("blue", "Anna", "cat", "Rome", "baker", "unknown", "the answer is \\boxed{blue}")
@@ -32,13 +32,13 @@ def reply(status: int, body: Any = None, **headers: str) -> Raw:
 
 
 def drawn(body: dict[str, Any]) -> random.Random:
-    """Keyed by what decides a reply: prompt and seed."""
-    asked = json.dumps([body.get("prompt"), body.get("messages"), body.get("seed")])
-    return random.Random(hashlib.sha256(asked.encode()).digest())
+    """Keyed by prompt and seed."""
+    key = json.dumps([body.get("prompt"), body.get("messages"), body.get("seed")])
+    return random.Random(hashlib.sha256(key.encode()).digest())
 
 
 def token_choice(body: dict[str, Any], *, ids: bool = True, logprobs: bool = True) -> dict[str, Any]:
-    """One that vLLM would give: a few ids and the end."""
+    """As vLLM's: a few ids and a stop token."""
     rng = drawn(body)
     sampled = [*rng.choices(range(3, 260), k=min(5, body["max_tokens"] - 1)), 2]
     choice: dict[str, Any] = {"index": 0, "text": "some text", "finish_reason": "stop", "logprobs": None}
@@ -57,8 +57,8 @@ def completion(path: str, body: dict[str, Any], server: Server) -> Raw:
     if body["model"] != MODEL:
         return reply(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
     if path.endswith("/chat/completions"):
-        said = {"role": "assistant", "content": server.speak(body)}
-        choice: dict[str, Any] = {"message": said, "finish_reason": "stop"}
+        message = {"role": "assistant", "content": server.speak(body)}
+        choice: dict[str, Any] = {"message": message, "finish_reason": "stop"}
         prompt_tokens = 7
     elif server.takes == "chat":
         return reply(404, {"detail": "Not Found"})
@@ -84,13 +84,13 @@ class Server:
     """tokens, completions or chat: the best of the modes it has."""
     gives_ids: bool = True
     plain: bool = False
-    """It refuses fields that OpenAI hasn't."""
+    """True if it rejects fields that OpenAI lacks."""
     refuses: frozenset[str] = frozenset()
     window: int | None = WINDOW
     name: str | None = None
-    """What replies call the model."""
+    """Name of the model in replies."""
     root: str | None = None
-    """The folder it was loaded from, which the list of models tells."""
+    """The model's folder in the list of models."""
     tokenize: Callable[[str], list[int]] | None = None
     speak: Callable[[dict[str, Any]], str] = text_of
     fault: Fault = lambda number: None
@@ -103,12 +103,16 @@ class Server:
     at_once: int = 0
     most_at_once: int = 0
     cut_off: int = 0
-    """Requests whose client went away."""
+    """Number of requests whose client disconnected."""
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return self.asked
 
 
 @contextmanager
-def endpoint_server(as_told: Server | None = None) -> Iterator[Server]:
-    server, lock = as_told or Server(), threading.Lock()
+def endpoint_server(settings: Server | None = None) -> Iterator[Server]:
+    server, lock = settings or Server(), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -123,8 +127,8 @@ def endpoint_server(as_told: Server | None = None) -> Iterator[Server]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             server.paths.append(self.path)
             if self.path == "/tokenize":
-                known = server.tokenize
-                self.answer(reply(404) if known is None else reply(200, {"tokens": known(body["prompt"])}))
+                encode = server.tokenize
+                self.answer(reply(404) if encode is None else reply(200, {"tokens": encode(body["prompt"])}))
                 return
             with lock:
                 number = len(server.asked)
@@ -133,17 +137,17 @@ def endpoint_server(as_told: Server | None = None) -> Iterator[Server]:
                 server.at_once += 1
                 server.most_at_once = max(server.most_at_once, server.at_once)
             time.sleep(server.delay)
-            told = server.fault(number) or completion(self.path, body, server)
+            result = server.fault(number) or completion(self.path, body, server)
             with lock:
                 server.at_once -= 1
-            self.answer(told)
+            self.answer(result)
 
-        def answer(self, told: Raw | str) -> None:
+        def answer(self, result: Raw | str) -> None:
             try:
-                if isinstance(told, str):
-                    getattr(self, told)()
+                if isinstance(result, str):
+                    getattr(self, result)()
                     return
-                status, content, headers = told
+                status, content, headers = result
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)

@@ -1,4 +1,4 @@
-"""Folders of evaluations, written by hand; tables of their reports."""
+"""Folders of evaluations, and tables of their reports."""
 
 from __future__ import annotations
 
@@ -15,37 +15,28 @@ CHUNKS = Cell("synthetic", 2, "chunks", "agent")
 
 
 def sample(id: str, value: float | None, **fields: Any) -> Sample:
-    """A sample of the agent's on two chunks that answered its gold, or something else."""
-    gold = fields.pop("gold", "Rome")
-    given: dict[str, Any] = {
-        **asdict(CHUNKS),
-        "question": f"Where is {id}?",
-        "answers": (gold,),
-        "answer": f"\\boxed{{{gold if value else 'Oslo'}}}",
-        "memory": None,
-        "outcome": "answered" if value is not None else "timed_out",
-        "reason": None if value is not None else "episode ended as timed_out",
-        "length": 2,
-        "turns": 3,
-        "prompt_tokens": 90,
-        "sampled_tokens": 10,
-        "metrics": {} if value is None else {"em": value},
-    }
-    return Sample(id=id, value=value, **{**given, **fields})
+    """A sample of the agent on two chunks that answered its gold, or something else."""
+    gold, answered = fields.pop("gold", "Rome"), value is not None
+    texts = {"question": f"Where is {id}?", "answers": (gold,), "answer": f"\\boxed{{{gold if value else 'Oslo'}}}"}
+    counts = {"length": 2, "turns": 3, "prompt_tokens": 90, "sampled_tokens": 10}
+    end = {"outcome": "answered", "reason": None, "metrics": {"em": value}}
+    if not answered:
+        end = {"outcome": "timed_out", "reason": "episode ended as timed_out", "metrics": {}}
+    return Sample(id=id, value=value, **{**asdict(CHUNKS), **texts, "memory": None, **counts, **end, **fields})
 
 
 def write_evaluation(folder: Path, samples: Iterable[Sample], identity: Mapping[str, Any] | None = None) -> Path:
     """A folder as palimpsest eval leaves it, without summary.json."""
     with SampleLog(folder, {**DEFAULT_IDENTITY, **(identity or {})}) as log:
-        for each in samples:
-            log.append(each)
+        for row in samples:
+            log.append(row)
     assert (folder / SAMPLES).is_file()
     write_json(folder / "summary.json", {"model": "somewhere"})
     return folder
 
 
 class ReportTables(HTMLParser):
-    """[table][row][cell] text of a page's tables; what <small> has below a figure follows a line break."""
+    """[table][row][cell] text of a page's tables; text of <small> follows a line break."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Synthetic documents read anew, by their templates alone: what they say and what follows from it."""
+"""Facts of synthetic documents, parsed by their templates, and answers from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from palimpsest.data.synthetic.world import PEOPLE, RELATIONS, TIES
 
 
 def read_facts(context: str) -> list[tuple[str, str, str]]:
-    """(subject, relation, value) of every sentence, by matching the templates anew."""
+    """(subject, relation, value) of every sentence."""
     facts = []
     for line in context.split("\n"):
         for sentence in line.removeprefix("- ").replace(".", ".|").split("|"):
@@ -17,8 +17,8 @@ def read_facts(context: str) -> list[tuple[str, str, str]]:
                     text = sentence.strip()
                     if not (text.startswith(before) and text.endswith(after)):
                         continue
-                    subject, found, value = text[len(before) : len(text) - len(after)].partition(between)
-                    if found and subject in PEOPLE and value in relation.values:
+                    subject, separator, value = text[len(before) : len(text) - len(after)].partition(between)
+                    if separator and subject in PEOPLE and value in relation.values:
                         facts.append((subject, relation.name, value))
     return facts
 

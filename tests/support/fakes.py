@@ -1,4 +1,4 @@
-"""Ten-line stand-ins for the parts around the loop: no torch, instant, deterministic."""
+"""Ten-line fakes around the training loop: no torch, instant, deterministic."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.runs.loggers import JsonlLogger, LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.training.loop import Trainer
-from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory
+from palimpsest.types import Completion, Grade, Outcome, Problem, SamplingParams, StopReason, Trajectory, Turn
 
 
 def first_lessons(lessons: Any, count: int) -> list[Trajectory]:
-    """The first so many lessons of a source."""
     return [lessons.draw(index) for index in range(count)]
 
 
 class LetterCodec:
-    """A token a character; id 0 stops."""
+    """One token per character; id 0 stops."""
 
     stop_ids = (0,)
     control_ids = frozenset({0})
@@ -45,18 +44,17 @@ class LetterCodec:
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process ended."""
 
 
 class SeedSampler:
-    """Says 'yes' or 'no ' by the seed alone; raises the errors of `fail`, is killed after `dies_after` calls."""
+    """Answers 'yes' or 'no ' by the seed; raises the errors of `fail`, is killed after `dies_after` calls."""
 
     max_context = 1000
 
     def __init__(self, *, fail: Sequence[Exception] = (), learner: Any = None, dies_after: int | None = None) -> None:
         self.calls: list[tuple[tuple[int, ...], SamplingParams]] = []
-        self._fail, self._dies_after = list(fail), dies_after
-        self._learner = learner
+        self._fail, self._dies_after, self._learner = list(fail), dies_after, learner
 
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
@@ -96,8 +94,8 @@ class TwoTurnPolicy(MemoryPolicy):
         prompt = model.codec.encode(problem.question + (problem.context or ""))
         memory = await model.generate(prompt, name="read", max_tokens=8, chunk=0, memory_tokens=0)
         model.event("wrote", tokens=len(memory.token_ids))
-        said = await model.generate(memory.token_ids, name="answer", max_tokens=8)
-        return Answered(model.codec.decode(said.token_ids))
+        reply = await model.generate(memory.token_ids, name="answer", max_tokens=8)
+        return Answered(model.codec.decode(reply.token_ids))
 
 
 class YesGrader:
@@ -114,7 +112,7 @@ class ConstantGrader:
 
 
 class HashLearner:
-    """Its weights are a hash of everything it was ever given: any difference in order or content shows."""
+    """Its weights are a hash of all its batches, so that any difference in order or content shows."""
 
     limits = Limits(vocab=256, max_context=1000)
 
@@ -147,7 +145,7 @@ class HashLearner:
 
 
 class NumberedSource:
-    """Problems named after (step, round, place); the context is as long as the curriculum says."""
+    """Problems named after (step, round, index), with contexts of the curriculum's length."""
 
     def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
         return [
@@ -162,14 +160,15 @@ def small_config(**train: Any) -> RunConfig:
 
 
 def changed(config: RunConfig, **sections: Any) -> RunConfig:
-    """The configuration with other values in its sections."""
     values = config.model_dump(mode="json")
-    return RunConfig.model_validate(values | {name: (values[name] or {}) | given for name, given in sections.items()})
+    return RunConfig.model_validate(
+        values | {name: (values[name] or {}) | section for name, section in sections.items()}
+    )
 
 
-def make_trainer(folder: RunFolder, **parts: Any) -> Trainer:
-    """A trainer of fakes; `parts` replaces any of them."""
-    learner = parts.pop("learner", None) or HashLearner()
+def make_trainer(folder: RunFolder, **components: Any) -> Trainer:
+    """A trainer of fakes; `components` replace any of them."""
+    learner = components.pop("learner", None) or HashLearner()
     defaults: dict[str, Any] = {
         "config": folder.config,
         "folder": folder,
@@ -181,12 +180,10 @@ def make_trainer(folder: RunFolder, **parts: Any) -> Trainer:
         "grader": YesGrader(),
         "loggers": LoggerSet([JsonlLogger(folder)]),
     }
-    return Trainer(**{**defaults, **parts})
+    return Trainer(**{**defaults, **components})
 
 
 def answered(text: str = "yes", *, rollout: int = 0, group_id: str = "g") -> Trajectory:
     """A one-turn trajectory that sampled `text`."""
-    from palimpsest.types import Turn
-
     completion = Completion(tuple(map(ord, text)), (-0.25,) * len(text), StopReason.STOP)
     return Trajectory("p", group_id, rollout, (Turn((1, 2), completion, 0, "answer"),), Outcome.ANSWERED, text)

@@ -1,4 +1,4 @@
-"""File operations that fail, or never return, at a moment of their own."""
+"""File operations that fail at a chosen number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Crash(BaseException):
 
 @contextmanager
 def failing_at(operation: int, error: BaseException, *, part: float = 0.0) -> Iterator[list[str]]:
-    """Raise `error` at the n-th file operation, a write having put `part` of its bytes down; yields what was done."""
+    """Raise `error` at the n-th file operation, a write after `part` of its bytes; yields the operations."""
     done: list[str] = []
 
     def shim(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Segments for the tests of the prefix forest, and the exact gradient they have on their own."""
+"""Segments for tests of the prefix forest, and their gradients one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VOCAB = 200
 
 
 def credited(ids: Sequence[int], mask: Sequence[bool], draw: random.Random) -> TrainSegment:
-    """A segment with log-probabilities, advantages and weights of its own for every token."""
+    """A segment with different log-probabilities, advantages and weights for every token."""
     return TrainSegment(
         masked(ids, mask, [-draw.uniform(3, 7) if m else 0.0 for m in mask]),
         tuple(compress([draw.uniform(-1, 1) for _ in mask], mask)),
@@ -42,7 +42,7 @@ def completed(prompt: Sequence[int], done: Completion, advantage: float = 1.0, w
 
 
 def grown(draw: random.Random, *, depth: int, length: int, vocab: int = VOCAB, branches: int = 3) -> list[list[int]]:
-    """Rows of a random tree of `depth` levels below its root; some end at inner nodes, some stand there twice."""
+    """Rows of a random tree of `depth` levels below its root; some end at inner nodes, some twice."""
     rows: list[list[int]] = []
 
     def grow(prefix: list[int], levels: int) -> None:
@@ -81,8 +81,10 @@ def gradients(model: Any) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def apart(model: Any, batch: StepBatch, *, clipped: bool = True) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the policy gradient with every segment in a forward pass of its own.
+def apart(
+    model: Any, batch: StepBatch, *, clipped: bool = True, temperature: float = 1.0
+) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the policy gradient with one forward pass per segment.
 
     An independent computation, with PPO's clip at 0.2 and the dual clip at 3 if `clipped`.
     """
@@ -93,11 +95,11 @@ def apart(model: Any, batch: StepBatch, *, clipped: bool = True) -> tuple[float,
         if not len(where):
             continue
         ids = torch.tensor(item.segment.token_ids, device=device)
-        logits = model(input_ids=ids[None], use_cache=False).logits[0, where - 1]
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, where - 1] / temperature
         every = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
         logprobs = every.gather(1, ids[where][:, None])[:, 0]
-        given = [item.segment.logprobs, item.advantages, item.weights]
-        sampler, advantages, weights = (torch.tensor(x, dtype=logprobs.dtype, device=device) for x in given)
+        columns = [item.segment.logprobs, item.advantages, item.weights]
+        sampler, advantages, weights = (torch.tensor(x, dtype=logprobs.dtype, device=device) for x in columns)
         ratio = (logprobs - sampler).exp()
         loss = -advantages * ratio
         if clipped:
@@ -108,13 +110,12 @@ def apart(model: Any, batch: StepBatch, *, clipped: bool = True) -> tuple[float,
     return total, gradients(model)
 
 
-def largest_error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+def largest_error(result: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     """Of all parameters, the largest difference relative to the parameter's largest gradient.
 
-    Gradients of a ten-thousandth of the model's largest are what cancelled out: those of queries and keys where there
-    is hardly a key to choose from. Their errors are relative to that. Where every token is clipped, all are exactly
-    zero, and errors count as they are.
+    Gradients below 1e-4 of the model's largest are sums that cancelled out, so that their errors are relative to that;
+    errors are absolute if all gradients are 0 because every token is clipped.
     """
-    assert found.keys() == wanted.keys()
+    assert result.keys() == wanted.keys()
     noise = 1e-4 * max(float(g.abs().max()) for g in wanted.values()) or 1.0
-    return max(float((found[n] - g).abs().max()) / max(float(g.abs().max()), noise) for n, g in wanted.items())
+    return max(float((result[n] - g).abs().max()) / max(float(g.abs().max()), noise) for n, g in wanted.items())

@@ -1,12 +1,10 @@
-"""Golden records: what tiny runs of the three methods sampled, did and were rewarded with, episode by episode.
+"""Golden records: tokens, endings, answers, events and rewards of every episode of tiny runs of the three methods.
 
-    PYTHONPATH=tests python -m support.golden [NAME...]     # records them anew in tests/golden
+    PYTHONPATH=tests python -m support.golden [NAME...]     # records them again in tests/golden
 
-Each run goes through the command line, on the model inside the package. A record holds one JSON line an episode:
-tokens of every turn, how turns and episodes ended, answers, kinds of events in their order, rewards: all of that
-has to be the same. Log-probabilities have to be close (`ROUNDED`): processors differ in the last bits of a sum.
-Weights are not recorded; those of one step show in the log-probabilities of the next. When a record may change:
-CONTRIBUTING.md.
+Runs use the command line and the packaged model. All values must be equal, log-probabilities close (`ROUNDED`), since
+processors differ in the last bits of a sum. Weights show in the log-probabilities of the next step. When a record may
+change: CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -29,35 +27,26 @@ FOLDER = Path(__file__).parents[1] / "golden"
 _SMALL = ("train.batch_size=3", "train.group_size=4", "train.num_minibatches=2")
 RUNS: dict[str, tuple[str, ...]] = {
     "memagent": (
-        "memagent-quickstart",
-        "train.max_steps=3",
-        "data.curriculum=null",
-        "data.synthetic.chunks=2",
-        "policy.options.grounded=off",
-        "reward.unsupported_penalty=2.0",
-        *_SMALL,
+        *("memagent-quickstart", "train.max_steps=3", "data.curriculum=null", "data.synthetic.chunks=2"),
+        *("policy.options.grounded=off", "reward.unsupported_penalty=2.0", *_SMALL),
     ),
     "rememr1": ("rememr1-quickstart", "train.max_steps=2", "cold_start.max_steps=60", *_SMALL),
     "memact": (
-        "memact-quickstart",
-        "train.max_steps=2",
-        "data.search.objectives=[2,4]",
-        "train.variant.share=0.3",
+        *("memact-quickstart", "train.max_steps=2", "data.search.objectives=[2,4]", "train.variant.share=0.3"),
         *_SMALL,
     ),
 }
 """Recipe and overrides of each run."""
 
 CLOSE, FAR = 5e-5, 1e-2
-"""Nats: two log-probabilities no further apart than the first are the same; as far as the second, they never are."""
+"""Nats: log-probabilities at most `CLOSE` apart are equal, from `FAR` on different."""
 ROUNDED = {"rememr1": 0.1}
-"""Of the log-probabilities of a run, the share that may lie between: 0 where nothing is said.
+"""Share of a run's log-probabilities that may be in between, by default 0.
 
-AdamW makes a step of the whole rate of a gradient that is 0 but for rounding; after the 60 steps of a cold start sums
-of AVX-512 and of AVX2 leave weights of `rememr1` 1.2e-7 apart on average and 1e-5 at most, after one step of training
-1e-4. Of its 1,995 log-probabilities 50 are then more than `CLOSE` apart, the furthest 1.3e-3; between AVX-512 and SSE
-43, 1.4e-3. A learning rate 1 % higher puts 479 of them apart, one of the cold start 0.1 % higher 1,449, both with
-other tokens.
+AdamW steps by the full rate for a gradient of mere rounding. After the 60 steps of a cold start, weights of `rememr1`
+by AVX-512 and AVX2 differ by 1.2e-7 on average and 1e-5 at most, after a training step by 1e-4, and 50 of its 1,995
+log-probabilities by more than `CLOSE`, at most 1.3e-3; with AVX-512 and SSE 43, 1.4e-3. A learning rate 1 % higher
+changes 479 of them, one of the cold start 0.1 % higher 1,449, both with other tokens.
 """
 
 Episode = dict[str, Any]
@@ -65,7 +54,7 @@ _COMMAND = "from palimpsest.cli.main import main; main()"
 
 
 def episodes_of(run: Path) -> list[Episode]:
-    """What a run folder's trajectories hold of a record, in the order of groups and rollouts."""
+    """The record of a run folder's trajectories, ordered by group and rollout."""
     episodes = [
         _episode(trajectory, grade)
         for file in sorted(run.glob("trajectories/*.zst"))
@@ -101,12 +90,11 @@ def _turn(turn: Turn) -> dict[str, Any]:
 
 
 def golden(name: str) -> list[Episode]:
-    """The recorded episodes of the run called `name`."""
     return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text("utf-8").splitlines()]
 
 
 def differences(recorded: Sequence[Episode], played: Sequence[Episode], rounded: float = 0.0) -> list[str]:
-    """Where two lists of episodes differ, in words; `rounded`: the share of log-probabilities that may be only near."""
+    """Differences of two lists of episodes; `rounded`: see `ROUNDED`."""
     keys = [[(episode["group"], episode["rollout"]) for episode in episodes] for episodes in (recorded, played)]
     if keys[0] != keys[1]:
         return [f"other episodes: {sorted(set(keys[0]) ^ set(keys[1]))[:4]}"]
@@ -122,7 +110,7 @@ def differences(recorded: Sequence[Episode], played: Sequence[Episode], rounded:
 
 
 def _unequal(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(place, recorded, played) of all that isn't equal; of log-probabilities, all that isn't close."""
+    """(path, recorded, played) of unequal values, and of log-probabilities that aren't close."""
     if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
         for key in old:
             yield from _unequal(f"{path}.{key}".lstrip("."), old[key], new[key])
@@ -134,12 +122,11 @@ def _unequal(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _gap(path: str, old: Any, new: Any) -> float:
-    """Nats between two log-probabilities; of anything else, that it is never near."""
+    """Nats between two log-probabilities; infinite for other values."""
     return abs(old - new) if ".logprobs[" in path else math.inf
 
 
 def record(name: str) -> None:
-    """Play the run called `name` and write down its episodes."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-c", _COMMAND, "train", *RUNS[name], "--out", str(run)]

@@ -1,7 +1,4 @@
-"""What tests of the marker `gpu` have to tell, a line of JSON each as it ends: a plugin for scripts/gpu_tests.py.
-
-A file is written, not pytest's own report at the end, for a test that hangs is killed with its process.
-"""
+"""A plugin for scripts/gpu_tests.py: one line of JSON as each test ends, as a test that hangs is killed."""
 
 from __future__ import annotations
 
@@ -23,7 +20,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def line_of(report: pytest.TestReport) -> dict[str, object]:
-    """Test, outcome, seconds, why it failed or was skipped, and the figures that it recorded."""
     why = ""
     if isinstance(report.longrepr, tuple):  # skipped: file, line, reason
         why = report.longrepr[2].removeprefix("Skipped: ")

@@ -24,32 +24,24 @@ def make_episode(*turns: Turn, rollout: int = 0, **fields: Any) -> Trajectory:
 
 
 def sample_groups(count: int = 3) -> list[Group]:
-    completion = Completion((5, 6), (-0.1, -0.2), StopReason.STOP, 3)
-    return [
-        Group(
-            Problem(f"p{i}", "who?", ("Ann", "Bo"), "a long document", {"hops": 2}),
-            tuple(
-                Trajectory(
-                    f"p{i}", f"1/0/p{i}", r, (Turn((1, 2, 3), completion, 0, "read", {"chunk": 0}),), Outcome.ANSWERED
-                )
-                for r in range(2)
-            ),
-            (Grade(1.0, breakdown={"em": 1.0}), Grade(None, "judge down")),
-        )
-        for i in range(count)
-    ]
+    turn = Turn((1, 2, 3), Completion((5, 6), (-0.1, -0.2), StopReason.STOP, 3), 0, "read", {"chunk": 0})
+    grades = (Grade(1.0, breakdown={"em": 1.0}), Grade(None, "judge down"))
+
+    def group(name: str) -> Group:
+        played = (Trajectory(name, f"1/0/{name}", r, (turn,), Outcome.ANSWERED) for r in range(2))
+        return Group(Problem(name, "who?", ("Ann", "Bo"), "a long document", {"hops": 2}), tuple(played), grades)
+
+    return [group(f"p{i}") for i in range(count)]
 
 
 def reading_turn(
-    step: int, section: str, memory: str, written: str, question: str, stop: StopReason = StopReason.STOP
-) -> Turn:
+    step: int, section: str, memory: str, written: str, question: str, stop: StopReason = StopReason.STOP, *,
+    name: str = "read", **more: str,
+) -> Turn:  # fmt: skip
     """A turn whose prompt names its pieces, one token per letter."""
-    pieces = {"question": question, "memory": memory, "section": section}
-    prompt = Prompt.joined(
-        part
-        for name, text in pieces.items()
-        for part in (CODEC.encode(f" {name}: "), Prompt.named(name, CODEC.encode(text)))
-    )
+    pieces = {"question": question, "memory": memory, "section": section, **more}
+    names = ((CODEC.encode(f" {key}: "), Prompt.named(key, CODEC.encode(text))) for key, text in pieces.items())
+    prompt = Prompt.joined(part for pair in names for part in pair)
     ids = (*CODEC.encode(written), *((0,) if stop is StopReason.STOP else ()))
     completion = Completion(ids, (-0.1,) * len(ids), stop)
-    return Turn(tuple(prompt), completion, step, "read", {"chunk": step}, prompt.spans)
+    return Turn(tuple(prompt), completion, step, name, {"chunk": step}, prompt.spans)

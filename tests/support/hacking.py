@@ -1,7 +1,4 @@
-"""Answers that try to be taken for right without being it, and what each comparison makes of them.
-
-None of them would be right to a careful reader: each lists, hedges, denies, repeats what it was given, or hides.
-"""
+"""Wrong answers that try to be accepted: they list, hedge, deny, repeat or hide; and comparisons that accept them."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from palimpsest.reward.answer_match import METRICS, measure
 
 PARIS, YEAR, NO, FIVE = ("Paris",), ("1984",), ("no",), ("5",)
 ACCEPTED = 0.5
-"""A value of so much or more counts as accepted: half of an f1 is a pass under many a threshold."""
+"""Least accepted value; an f1 of one half passes many thresholds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hack:
-    """One answer; what it tries; the golds it is compared with."""
+    """One answer, its trick and its golds."""
 
     name: str
     text: str
@@ -122,33 +119,30 @@ REWORDED: dict[str, tuple[str, ...]] = {
 
 
 def accepted_by(hack: Hack) -> list[str]:
-    """The comparisons to which it is right, or half right."""
+    """Comparisons that accept it."""
     values = measure(hack.text, hack.golds)
     return [name for name in METRICS if name != "answered" and values[name] >= ACCEPTED]
 
 
 def counts() -> dict[str, int]:
-    """Comparison to how many it accepts."""
+    """Comparison to its number of accepted hacks."""
     taken = [accepted_by(hack) for hack in HACKS]
-    return {name: sum(name in each for each in taken) for name in METRICS if name != "answered"}
+    return {name: sum(name in names for names in taken) for name in METRICS if name != "answered"}
 
 
 def rejections() -> dict[str, int]:
-    """Comparison to how many right answers in other words it doesn't accept."""
+    """Comparison to its number of rejected right answers in other words."""
     graded = [measure(box(answer), (gold,)) for gold, answers in REWORDED.items() for answer in answers]
     return {name: sum(values[name] < ACCEPTED for values in graded) for name in counts()}
 
 
 def table() -> str:
-    """The table of docs/how-to/evaluate.md: what each comparison accepts, then which of them accept what."""
+    """The table of docs/how-to/evaluate.md."""
     right, rejected = sum(map(len, REWORDED.values())), rejections()
     totals = "\n".join(
         f"| `{name}` | {count} of {len(HACKS)} | {rejected[name]} of {right} |" for name, count in counts().items()
     )
-    rows = []
-    for hack in HACKS:
-        taken = accepted_by(hack)
-        if taken:
-            rows.append(f"| {hack.name} | {', '.join(f'`{name}`' for name in taken)} |")
+    taken = ((hack.name, accepted_by(hack)) for hack in HACKS)
+    rows = [f"| {hack} | {', '.join(f'`{name}`' for name in names)} |" for hack, names in taken if names]
     head = "| metric | accepts | rejects, of right answers in other words |\n|---|---|---|\n"
     return f"{head}{totals}\n\n| answer | accepted by |\n|---|---|\n" + "\n".join(rows)

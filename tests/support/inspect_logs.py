@@ -1,4 +1,4 @@
-"""Logs as inspect_ai's own reader gives them back, in a Python that has it."""
+"""Logs read by inspect_ai's reader, in a Python that has it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ print(json.dumps([[log.status, log.results.scores[0].metrics["mean"].value,
 
 
 def read_by_inspect(*paths: Path) -> list[Any]:
-    """Of each log its status, its mean, and of each sample id, epoch, input, target, completion, messages and scores.
-    Skips the test where no inspect_ai is installed."""
+    """Status and mean of each log, and id, epoch, input, target, completion, messages and scores of its samples.
+    Skips the test without inspect_ai."""
     probe = subprocess.run([PYTHON, "-c", "import inspect_ai"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip("no inspect_ai: pip install inspect_ai, or name a Python that has it as $PALIMPSEST_INSPECT_PYTHON")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [PYTHON, "-c", _READ, *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    logs: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return logs

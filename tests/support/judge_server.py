@@ -1,37 +1,34 @@
-"""A chat endpoint on loopback that answers as it is told, in a thread of its own."""
+"""A chat endpoint on loopback that judges answers."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from support.listening import listening
+from support.endpoint_server import Raw, Server, endpoint_server
+from support.endpoint_server import reply as raw
 
 Reply = str | tuple[int, str] | tuple[int, str, dict[str, str]]
 """The text of a completion, or status, body and headers."""
 Speak = Callable[[dict[str, Any], int], Reply]
-"""(request, how many came before) to reply."""
+"""(request, number of earlier requests) to reply."""
 
 
 def case_of(request: dict[str, Any]) -> dict[str, Any]:
-    """The JSON object that the judge was shown."""
+    """The JSON object that the judge reads."""
     case: dict[str, Any] = json.loads(request["messages"][-1]["content"])
     return case
 
 
-def verdict(request: dict[str, Any], said: str) -> str:
-    """What a judge replies who keeps to the form."""
-    return json.dumps({"reason": "so", "case": case_of(request)["case"], "verdict": said})
+def verdict(request: dict[str, Any], value: str) -> str:
+    """A reply in the required form."""
+    return json.dumps({"reason": "so", "case": case_of(request)["case"], "verdict": value})
 
 
 def honest(request: dict[str, Any], _: int = 0) -> str:
-    """Right is what names a reference."""
+    """An answer that contains a reference is correct."""
     case = case_of(request)
     return verdict(request, "correct" if any(r in case["answer"] for r in case["references"]) else "incorrect")
 
@@ -40,47 +37,15 @@ def completion(text: str | None, ended: str = "stop") -> str:
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": ended}]})
 
 
-@dataclass
-class Server:
-    url: str = ""
-    requests: list[dict[str, Any]] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-    most_at_once: int = 0
-
-
 @contextmanager
 def judge_server(speak: Speak = honest, *, delay: float = 0.0) -> Iterator[Server]:
-    server, lock, under_way = Server(), threading.Lock(), [0]
+    def answer(number: int) -> Raw:
+        if server.paths[-1] != "/v1/chat/completions":
+            return raw(404, b"no such path")
+        reply = speak(server.requests[number], number)
+        status, body, headers = (*((200, completion(reply)) if isinstance(reply, str) else reply), {})[:3]
+        return raw(status, body.encode(), **headers)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            with lock:
-                number = len(server.requests)
-                server.requests.append(request)
-                server.headers.append({key.lower(): value for key, value in self.headers.items()})
-                under_way[0] += 1
-                server.most_at_once = max(server.most_at_once, under_way[0])
-            time.sleep(delay)
-            reply = (404, "no such path") if self.path != "/v1/chat/completions" else speak(request, number)
-            if isinstance(reply, str):
-                reply = (200, completion(reply))
-            status, body, headers = (*reply, {})[:3]
-            with lock:
-                under_way[0] -= 1
-            try:
-                self.send_response(status)
-                for name, value in {"content-length": str(len(body.encode())), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body.encode())
-            except OSError:
-                pass  # the client had enough of waiting
-
-        def log_message(self, *_: Any) -> None: ...
-
-    with listening(Handler) as port:
-        server.url = f"http://127.0.0.1:{port}/v1"
+    server = Server(takes="chat", fault=answer, delay=delay)
+    with endpoint_server(server):
         yield server

@@ -1,6 +1,6 @@
-"""A small run in a process of its own, to be killed: python kill_child.py fakes|engine[+AHEAD] FOLDER [MODEL].
+"""A small run to be killed: python kill_child.py fakes|engine[+AHEAD] FOLDER [MODEL].
 
-Prints "training" when the first step is about to begin. Resumes whatever the folder holds.
+Prints "training" before the first step. Resumes a run in the folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS = 12
 
 
 class ParityGrader:
-    """A random model never answers right; this reward varies, so that there is something to learn from."""
+    """A reward that varies although a random model never answers correctly."""
 
     def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
         if not trajectory.outcome.gradable:
@@ -30,7 +30,7 @@ class ParityGrader:
 
 
 class SlowSampler(SeedSampler):
-    """Takes long enough for a kill to land anywhere in a step."""
+    """Slow enough for a kill anywhere in a step."""
 
     async def generate(self, prompt_ids: Any, params: Any, **options: Any) -> Any:
         time.sleep(0.001)
@@ -38,7 +38,7 @@ class SlowSampler(SeedSampler):
 
 
 class SlowLearner(HashLearner):
-    """Writes long enough for a kill to land in a save."""
+    """Slow enough for a kill in a save."""
 
     async def save(self, folder: Path) -> dict[str, str]:
         time.sleep(0.01)
@@ -48,52 +48,32 @@ class SlowLearner(HashLearner):
 
 
 def config(model: str, ahead: int = 0) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "model": {"path": model},
-            "policy": {
-                "name": "overwrite",
-                "options": {
-                    "chunk_size": 48,
-                    "question_tokens": 64,
-                    "memory_tokens": 12,
-                    "answer_tokens": 6,
-                    "prompts": "short",
-                },
-            },
-            "data": {"synthetic": {"facts_per_chunk": 1}, "curriculum": {"chunks": [1, 2], "advance_at": 0.3}},
-            "credit": {"dynamic_sampling": {"max_refills": 1}},
-            "optim": {"learning_rate": 1e-3, "warmup_steps": 3},
-            "train": {
-                "max_steps": STEPS,
-                "batch_size": 2,
-                "group_size": 4,
-                "num_minibatches": 2,
-                "save_steps": 3,
-                "max_off_policy_steps": ahead,
-            },
-            "logging": {"report_to": ["jsonl"]},
-        }
-    )
+    sizes = {"chunk_size": 48, "question_tokens": 64, "memory_tokens": 12, "answer_tokens": 6, "prompts": "short"}
+    train = {"max_steps": STEPS, "batch_size": 2, "group_size": 4, "num_minibatches": 2, "save_steps": 3}
+    sections = {
+        "model": {"path": model},
+        "policy": {"name": "overwrite", "options": sizes},
+        "data": {"synthetic": {"facts_per_chunk": 1}, "curriculum": {"chunks": [1, 2], "advance_at": 0.3}},
+        "credit": {"dynamic_sampling": {"max_refills": 1}},
+        "optim": {"learning_rate": 1e-3, "warmup_steps": 3},
+        "train": {**train, "max_off_policy_steps": ahead},
+        "logging": {"report_to": ["jsonl"]},
+    }
+    return RunConfig.model_validate(sections)
 
 
-def engine_parts(run: RunConfig) -> dict[str, Any]:
+def with_engine(run: RunConfig) -> dict[str, Any]:
     from palimpsest.data.sources.file_source import build_source
     from palimpsest.engines.open import open_engine
     from palimpsest.memory.registry import build_policy
 
     engine = open_engine(run, objective="policy")
-    return {
-        "codec": engine.codec,
-        "sampler": engine.sampler,
-        "learner": engine.learner,
-        "policy": build_policy(run.policy),
-        "source": build_source(run.data, run.seed, split="train"),
-        "grader": ParityGrader(),
-    }
+    opened = {"codec": engine.codec, "sampler": engine.sampler, "learner": engine.learner}
+    source = build_source(run.data, run.seed, split="train")
+    return {**opened, "policy": build_policy(run.policy), "source": source, "grader": ParityGrader()}
 
 
-def fake_parts(_run: RunConfig) -> dict[str, Any]:
+def with_fakes(_run: RunConfig) -> dict[str, Any]:
     learner = SlowLearner()
     return {"learner": learner, "sampler": SlowSampler(learner=learner), "grader": ParityGrader()}
 
@@ -101,9 +81,9 @@ def fake_parts(_run: RunConfig) -> dict[str, Any]:
 def run(kind: str, path: Path, model: str, *watchers: Logger) -> None:
     name, _, ahead = kind.partition("+")
     settings = config(model, int(ahead or 0))
-    parts = engine_parts(settings) if name == "engine" else fake_parts(settings)
+    components = with_engine(settings) if name == "engine" else with_fakes(settings)
     with open_run(path, settings, resume=True) as folder:
-        trainer = make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), *watchers]), **parts)
+        trainer = make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), *watchers]), **components)
         print("training", flush=True)
         asyncio.run(trainer.run())
 

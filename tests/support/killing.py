@@ -1,4 +1,4 @@
-"""Runs in processes of their own that are killed and go on, and what is compared of their folders."""
+"""Runs in child processes that are killed and resumed, and a comparison of their folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHILD = Path(__file__).with_name("kill_child.py")
 
 @contextmanager
 def child(kind: str, path: Path, model: str) -> Iterator[subprocess.Popen[str]]:
-    """The run in a process of its own, once it trains."""
+    """A child process of the run, once it trains."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(CHILD), kind, str(path), model]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -33,10 +33,7 @@ def child(kind: str, path: Path, model: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def killed_often(kind: str, path: Path, model: str, *, kills: int, step_s: float, seed: int = 0) -> list[int]:
-    """Kill the run in `kills` of its steps, up to `step_s` after they began, then let it end.
-
-    Returns the number of steps on record at each death.
-    """
+    """Kill the run in `kills` steps, up to `step_s` after their start, then let it end; the recorded steps at each."""
     rng = random.Random(seed)
     steps: list[int] = []
     for reached in sorted(rng.sample(range(STEPS), kills)):
@@ -53,14 +50,14 @@ def killed_often(kind: str, path: Path, model: str, *, kills: int, step_s: float
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Everything of a run but its log, its clocks, and what a kill before its first checkpoint had it keep aside."""
+    """Files of a run except its log, timings, and a run set aside by a kill before its first checkpoint."""
     differs = {"events.jsonl", "timings.jsonl", ".lock"}
     files = [file for file in path.rglob("*") if file.is_file() and file.name not in differs]
     files = [file for file in files if ".old-" not in str(file.relative_to(path))]
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
-def differences(path: Path, whole: Path) -> list[str]:
-    """Files that one of two runs lacks, or that are not the same bytes."""
-    one, other = contents(path), contents(whole)
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+def differences(path: Path, other: Path) -> list[str]:
+    """Files that differ or that one of two runs lacks."""
+    one, two = contents(path), contents(other)
+    return sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))

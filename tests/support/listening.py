@@ -1,4 +1,4 @@
-"""A server of HTTP on loopback, in threads of this process."""
+"""An HTTP server on loopback, in threads of this process."""
 
 from __future__ import annotations
 

@@ -27,18 +27,13 @@ def build_tokenizer() -> Any:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=380,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    markers = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    sizes: Any = {"vocab_size": 380, "initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(special_tokens=markers, **sizes)
     backend.train_from_iterator(CORPUS, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=CHAT_TEMPLATE,
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
     )
 
 
@@ -47,27 +42,17 @@ def build_llama(vocab_size: int, *, seed: int = 0, **changes: Any) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    options: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.2,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "attn_implementation": "sdpa",
-    }
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "tie_word_embeddings": True, "initializer_range": 0.2}
+    tokens = {"vocab_size": vocab_size, "eos_token_id": 2, "pad_token_id": 0}
+    options: dict[str, Any] = {**sizes, **heads, **tokens, "attn_implementation": "sdpa", **changes}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return LlamaForCausalLM(LlamaConfig(**{**options, **changes})).float().eval()
+        return LlamaForCausalLM(LlamaConfig(**options)).float().eval()
 
 
 def nats_by(model: Any, ids: Sequence[int]) -> list[float]:
-    """Of each id but the first, by transformers."""
+    """Nats of each id but the first, by transformers."""
     import torch
 
     with torch.no_grad():

@@ -1,34 +1,13 @@
-"""Replies cut, doubled and strewn with what is hard to read."""
+"""Replies that are cut, doubled and mixed with text that is hard to parse."""
 
 from __future__ import annotations
 
 import random
 
 PIECES = [
-    "<tool_call>",
-    "</tool_call>",
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "<|python_tag|>",
-    "</think>",
-    "<think>",
-    '"name"',
-    '"arguments"',
-    '"parameters"',
-    *'{}[]":,;\\ \n\0\ud800\U0001f600',
-    "NaN",
-    "Infinity",
-    "1e999",
-    "null",
-    "true",
-    "-0",
-    '"delete_ids": ["a2"]',
-    "9" * 5000,
-    '{"a":' * 30,
-    "[" * 5000,
-    "]" * 5000,
-    "\\u0000",
-    "\\ud800",
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "</think>", "<think>"),
+    *('"name"', '"arguments"', '"parameters"', *'{}[]":,;\\ \n\0\ud800\U0001f600', "NaN", "Infinity", "1e999", "null"),
+    *("true", "-0", '"delete_ids": ["a2"]', "9" * 5000, '{"a":' * 30, "[" * 5000, "]" * 5000, "\\u0000", "\\ud800"),
     '"a": 1, "a": 2',
 ]
 

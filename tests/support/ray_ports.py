@@ -1,4 +1,4 @@
-"""What listens for a run on Ray, and calls at it that bring no token."""
+"""Ports of a run on Ray, and calls to them without a token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.cluster import ClusterRun
 
 
 def call_without_a_token(address: str) -> str:
-    """What a call that aborts the gcs_server of ray 2.60 gives: the name of a status."""
+    """Status of a call that aborts the gcs_server of ray 2.60."""
     path = "/ray.rpc.syncer.RaySyncer/StartSync"
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_unary(path, lambda sent: sent, lambda received: received)
@@ -21,9 +21,9 @@ def call_without_a_token(address: str) -> str:
 
 
 def heads_with_ranks(run: ClusterRun) -> list[psutil.Process]:
-    """A gcs_server with ranks of its own: while Ray starts it is tried again, which is no restart."""
+    """gcs_servers that have ranks; one without may be replaced by a later attempt of the same start."""
     since = max((rank.create_time() for rank in run.named("ray::Rank")), default=0.0)
-    return [each for each in run.named("gcs_server") if each.create_time() < since]
+    return [server for server in run.named("gcs_server") if server.create_time() < since]
 
 
 def ports_of(process: psutil.Process) -> list[int]:

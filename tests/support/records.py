@@ -1,4 +1,4 @@
-"""Rows of questions as files and as records, a corpus around them, and the error of a bad one."""
+"""Rows of questions as files and records, and a corpus with them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from palimpsest.data.record import Record
 PACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
 
 
-def record(name: str = "q", own: int = 10, gold: tuple[int, ...] = (0, 7)) -> Record:
-    paragraphs = tuple(f"{name} title {i}\nText {i} of {name}." for i in range(own))
+def record(name: str = "q", size: int = 10, gold: tuple[int, ...] = (0, 7)) -> Record:
+    paragraphs = tuple(f"{name} title {i}\nText {i} of {name}." for i in range(size))
     return Record(name, "Who?", ("A",), paragraphs=paragraphs, gold=tuple(paragraphs[i] for i in gold))
 
 
@@ -28,7 +28,7 @@ CORPUS = Corpus.of([record(f"other{i}").paragraphs or () for i in range(40)] + [
 
 
 def save(path: Path, *rows: Any) -> Path:
-    """Write rows as the suffix of `path` says, a single text or bytes unchanged; .gz and .zst in two members."""
+    """Write rows in the format of `path`'s suffix, a single text or bytes unchanged; .gz and .zst in two members."""
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in PACK), "")
     data = _encoded(kind, rows)
     if path.suffix in PACK:

@@ -1,4 +1,4 @@
-"""A retrieval server in a process of its own."""
+"""A retrieval server as a child process."""
 
 from __future__ import annotations
 

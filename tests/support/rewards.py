@@ -1,4 +1,4 @@
-"""A reward of one's own that every group has a signal under."""
+"""A custom reward that gives every group a signal."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from palimpsest.types import Problem, Trajectory
 
 
 def every_second(problem: Problem, trajectory: Trajectory) -> float:
-    """1.0 for every second rollout of a group, whatever it says."""
+    """1.0 for every second rollout of a group."""
     return float(trajectory.rollout % 2)

@@ -1,4 +1,4 @@
-"""The agent server: in this process over a scripted sampler, or as a process over the embedded model."""
+"""The agent server: in this process with a scripted sampler, or as a process with the packaged model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from support.serving_process import serving_process
 
 @dataclass
 class Scripted:
-    """Writes `memory N` for the Nth prompt that asks for a memory, and an answer that depends on the seed."""
+    """Writes memories and an answer that depend on the seed."""
 
     codec: Any
     gate: asyncio.Event | None = None
-    """Every request waits for it."""
+    """Requests wait for it."""
     answer: str = ""
-    """Empty: of the seed."""
+    """Empty: it depends on the seed."""
     failure: Exception | None = None
     max_context: int = 1024
     prompts: list[str] = field(default_factory=list)
@@ -48,8 +48,8 @@ class Scripted:
         if self.failure is not None:
             raise self.failure
         reads = "Update the memory" in self.prompts[-1]
-        said = f"Anna {params.seed % 100}." if reads else self.answer or f"\\boxed{{{params.seed % 1000}}}"
-        ids = (*self.codec.encode(said), self.codec.stop_ids[-1])[: params.max_tokens]
+        text = f"Anna {params.seed % 100}." if reads else self.answer or f"\\boxed{{{params.seed % 1000}}}"
+        ids = (*self.codec.encode(text), self.codec.stop_ids[-1])[: params.max_tokens]
         stopped = ids[-1] == self.codec.stop_ids[-1]
         return Completion(ids, (-0.5,) * len(ids), StopReason.STOP if stopped else StopReason.LENGTH)
 
@@ -59,10 +59,10 @@ class Scripted:
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, **_: Any
     ) -> AsyncIterator[CompletionDelta]:
-        whole = await self.generate(prompt_ids, params)
-        for one in whole.token_ids:
-            yield CompletionDelta((one,), (-0.5,))
-        yield CompletionDelta(completion=whole)
+        completion = await self.generate(prompt_ids, params)
+        for token in completion.token_ids:
+            yield CompletionDelta((token,), (-0.5,))
+        yield CompletionDelta(completion=completion)
 
 
 @dataclass
@@ -83,9 +83,8 @@ def scripted(
     loop: asyncio.AbstractEventLoop | None = None,
     **script: Any,
 ) -> Any:
-    """(client, service, sampler): a service over a script, and a client that asks it without a socket. `policy`: a
-    shipped one with its own budgets; `model`: the folder that the agent is named after; `loop`:
-    runs the episodes."""
+    """(client, service, sampler): a scripted service, and its client without a socket. `policy`: a packaged one with
+    default budgets; `model`: the folder that names the agent; `loop`: runs the episodes."""
     sampler = Scripted(base_codec(), **script)
     budgets = {"chunk_size": 24, "memory_tokens": 12, "answer_tokens": 24, "question_tokens": 60, "prompts": "short"}
     chosen = PolicyConfig(name="overwrite", options=budgets) if policy is None else PolicyConfig(name=policy)
@@ -94,8 +93,8 @@ def scripted(
     if model is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
     agent = ServedAgent(OpenAgent(config, _Engine(sampler.codec, sampler), OpenRoles({}, ())), loop)
-    kept = None if store is None else Store(store)
-    service = AgentService(agent, kept, model=MAIN, token=token, limits=limits or ServerLimits(), options=options)
+    log = None if store is None else Store(store)
+    service = AgentService(agent, log, model=MAIN, token=token, limits=limits or ServerLimits(), options=options)
     transport = httpx2.ASGITransport(service.app())
     return httpx2.AsyncClient(transport=transport, base_url="http://localhost"), service, sampler
 
@@ -109,7 +108,7 @@ FACTS = " ".join(f"Anna{n} sells tea and Bob{n} sells honey." for n in range(12)
 
 
 def about(question: str, **more: Any) -> dict[str, Any]:
-    """A chat request with a question on a document of some 20 sections."""
+    """A chat request with a question about a document of 20 sections."""
     return body(f"<document>{FACTS}</document> {question}", **more)
 
 

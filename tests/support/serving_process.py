@@ -1,4 +1,4 @@
-"""A command of palimpsest that serves, in a process of its own."""
+"""A serving command of palimpsest as a child process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,15 @@ SOURCE = Path(__file__).parents[2] / "src"
 def serving_process(
     words: Sequence[str], path: str, stderr: int | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The address that its first line names before `path`, and the process, which is killed at the end. `stderr` as
-    Popen has it."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", "palimpsest.cli.main", *words],
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-    )
+    """The address before `path` in its first line, and the process, which is killed at the end."""
+    command = [sys.executable, "-m", "palimpsest.cli.main", *words]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         assert child.stdout
-        found = re.search(rf"http://\S+(?={path})", child.stdout.readline())
-        assert found
-        yield found.group(), child
+        address = re.search(rf"http://\S+(?={path})", child.stdout.readline())
+        assert address
+        yield address.group(), child
     finally:
         child.kill()
         child.wait()

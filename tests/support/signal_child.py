@@ -1,7 +1,6 @@
-"""A command that gets a signal at a moment of its own: python signal_child.py SIGNAL TIMES MODULE:FUNCTION COMMAND...
+"""A command that gets a signal at a chosen call: python signal_child.py SIGNAL TIMES MODULE:FUNCTION COMMAND...
 
-The signal is sent TIMES times when the function is called first; with more than one the call then hangs. SIGNAL@worker
-goes to a worker process of the command.
+Sends the signal TIMES times at the function's first call, which then hangs if TIMES > 1; SIGNAL@worker: to a worker.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Any
 import psutil
 
 
-def hook(place: str, name: str, times: int) -> None:
-    """Have the function send the signal, then do what it does."""
-    module_name, _, path = place.partition(":")
+def hook(target: str, name: str, times: int) -> None:
+    """Let the function send the signal first."""
+    module_name, _, path = target.partition(":")
     *owners, attribute = path.split(".")
     owner: Any = functools.reduce(getattr, owners, importlib.import_module(module_name))
     function = getattr(owner, attribute)

@@ -20,19 +20,19 @@ class Import:
 
 
 def modules() -> dict[str, ast.Module]:
-    found = {}
+    trees = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = ast.parse(path.read_text("utf-8"), filename=str(path))
-    return found
+        names = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = ".".join(names[:-1] if names[-1] == "__init__" else names)
+        trees[name] = ast.parse(path.read_text("utf-8"), filename=str(path))
+    return trees
 
 
 MODULES = modules()
 
 
 def imports_of(name: str, tree: ast.Module) -> Iterator[Import]:
-    """Every import but those under `if TYPE_CHECKING`, which never run."""
+    """Every import except those under `if TYPE_CHECKING`, which never run."""
 
     def walk(node: ast.AST, deferred: bool) -> Iterator[Import]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -42,8 +42,8 @@ def imports_of(name: str, tree: ast.Module) -> Iterator[Import]:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}:{node.lineno}: relative import; name the module in full"
             for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield Import(name, whole if whole in MODULES else str(node.module), node.lineno, deferred)
+                full_name = f"{node.module}.{alias.name}"
+                yield Import(name, full_name if full_name in MODULES else str(node.module), node.lineno, deferred)
         inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
             yield from walk(child, inside)
@@ -51,4 +51,4 @@ def imports_of(name: str, tree: ast.Module) -> Iterator[Import]:
     return walk(tree, False)
 
 
-IMPORTS = [found for name, tree in MODULES.items() for found in imports_of(name, tree)]
+IMPORTS = [each for name, tree in MODULES.items() for each in imports_of(name, tree)]

@@ -1,4 +1,4 @@
-"""Chat templates of installed packages, and a tokenizer for each: byte-level, with the tokens that it writes."""
+"""Chat templates of installed packages, and a byte-level tokenizer with the tokens of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from palimpsest.text.chat_template import check_template
 from palimpsest.text.codec import Codec
 
 RESULTS = Path(__file__).parent / "template_results.json"
-"""What `found` says of every template of trl 1.16.0 and axolotl 0.19.0."""
+"""Results of `found` for every template of trl 1.16.0 and axolotl 0.19.0."""
 FAMILIES = {
     "Llama 3.1, 3.2": ("llama3_1", "llama3_2"),
     "Mistral, tokenizers v2 and v3": ("mistral_v2v3", "mistral_v3_tekken"),
@@ -38,7 +38,7 @@ FAMILIES = {
     "Muse": ("muse_glimmer",),
     "SmolVLM, Idefics 3": ("smolvlm", "idefics3"),
 }
-"""Templates of the models in docs/reference/models.md, of trl where both have one."""
+"""Templates of the models in docs/reference/models.md, of trl if both have one."""
 TOKEN = re.compile(r"""<\|"\|>|</?\w+>|<[|｜][^<>\s|｜"']+[|｜]?>|<[^<>\s|｜"']+[|｜]>|\[/?[A-Z_]{3,}\]|\[\|\w+\|\]""")
 
 

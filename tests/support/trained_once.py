@@ -1,4 +1,4 @@
-"""Every sampled token is trained once, where it was sampled."""
+"""Each sampled token trains exactly once."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from palimpsest.types import Trajectory
 
 
 def trained_once(trajectory: Trajectory) -> None:
-    """Each sampled token in exactly one segment, in the very context it was sampled in."""
-    found = []
+    """Check that each sampled token is in exactly one segment, after the context that produced it."""
+    trained = []
     for segment in segments_of(trajectory):
-        for at, trained in enumerate(segment.loss_mask):
-            if trained:
-                turn = trajectory.turns[segment.turn_index[at]]
-                place = at - len(turn.prompt_ids)
-                assert segment.token_ids[: at + 1] == (turn.prompt_ids + turn.completion.token_ids)[: at + 1]
-                found.append((segment.turn_index[at], place))
-    assert sorted(found) == [
-        (number, place)
-        for number, turn in enumerate(trajectory.turns)
-        for place in range(len(turn.completion.token_ids))
-    ]
+        for at in segment.positions:
+            turn = trajectory.turns[segment.turn_index[at]]
+            assert segment.token_ids[: at + 1] == (turn.prompt_ids + turn.completion.token_ids)[: at + 1]
+            trained.append((segment.turn_index[at], at - len(turn.prompt_ids)))
+    turns = enumerate(trajectory.turns)
+    assert sorted(trained) == [(n, index) for n, turn in turns for index in range(len(turn.completion.token_ids))]

@@ -8,17 +8,16 @@ from typing import Any
 
 from palimpsest.config.schema import RunConfig
 from palimpsest.runs.run_folder import open_run
-from support.fakes import (
-    make_trainer,
-    small_config,
-)
+from support.fakes import make_trainer, small_config
 
 
-def train(path: Path, config: RunConfig | None = None, *, resume: bool = False, **parts: Any) -> tuple[Any, list[str]]:
+def train(
+    path: Path, config: RunConfig | None = None, *, resume: bool = False, **components: Any
+) -> tuple[Any, list[str]]:
     """The finished trainer and the warnings."""
     warnings: list[str] = []
     with open_run(path, config or small_config(), resume=resume, on_warning=warnings.append) as folder:
-        trainer: Any = make_trainer(folder, **parts)
+        trainer: Any = make_trainer(folder, **components)
         trainer.finished = asyncio.run(trainer.run())
     return trainer, warnings
 

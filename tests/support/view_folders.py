@@ -1,4 +1,4 @@
-"""Folders of runs and evaluations as files alone: what a viewer finds, without anything that trained."""
+"""Folders of runs and evaluations for a viewer, written without training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def run_folder(
     records: Mapping[int, Sequence[Group]] | None = None,
     config: str = "",
 ) -> Path:
-    """A run of the recipe `small`, as its process left it."""
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(f"recipe: small\nseed: 0\ntrain:\n  max_steps: {steps}\n{config}")
     (path / "metrics.jsonl").write_bytes(b"".join(map(encode_row, metrics)))
@@ -40,7 +39,6 @@ def run_folder(
 
 
 def evaluation_folder(path: Path, samples: Iterable[Sample], identity: Mapping[str, Any] | None = None) -> Path:
-    """A finished evaluation."""
     path.mkdir(parents=True)
     (path / "samples.jsonl").write_bytes(b"".join(map(encoded, samples)))
     (path / "evaluation.json").write_bytes(orjson.dumps(identity or {"weights": "w", "seed": 0}))
@@ -66,27 +64,23 @@ def chunks(count: int, id: str, value: float | None, **more: Any) -> Sample:
 def group(
     name: str, rewards: Sequence[float | None] = (0.0, 1.0), *, turns: int = 2, prompt: Sequence[int] = (5, 6, 7)
 ) -> Group:
-    """A problem with an episode a reward; None: ungraded."""
+    """A problem with one episode per reward; None: ungraded."""
+
+    def turn(rollout: int, step: int) -> Turn:
+        completion = Completion((8 + rollout, 9), (-0.5, -0.25), StopReason.STOP)
+        return Turn(tuple(prompt), completion, step, "read" if step < turns - 1 else "answer")
 
     def episode(rollout: int) -> Trajectory:
-        made = tuple(
-            Turn(
-                tuple(prompt),
-                Completion((8 + rollout, 9), (-0.5, -0.25), StopReason.STOP),
-                step,
-                "read" if step < turns - 1 else "answer",
-            )
-            for step in range(turns)
-        )
+        made = tuple(turn(rollout, step) for step in range(turns))
         return Trajectory(name, f"g-{name}", rollout, made, Outcome.ANSWERED, f"answer {rollout}")
 
     problem = Problem(name, f"What is {name}?", ("gold",), metadata={"evidence": ["gold is here"]})
     grades = tuple(Grade(value, None if value is not None else "lost", {"em": value or 0.0}) for value in rewards)
-    return Group(problem, tuple(episode(place) for place in range(len(rewards))), grades)
+    return Group(problem, tuple(map(episode, range(len(rewards)))), grades)
 
 
 def state_of(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Content and time of change of everything in a folder; of folders the time alone."""
+    """Contents and modification times of everything in a folder."""
     return {
         str(path.relative_to(folder)): (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns)
         for path in (folder, *folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""A viewer in a thread of the tests' process."""
+"""A viewer in a thread of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from palimpsest.viewer.screens.viewer_api import ViewerApi
 
 @contextmanager
 def viewer(*paths: Path, token: str | None = None, tokenizer: str | None = None) -> Iterator[str]:
-    """The address of a viewer in a thread of this process."""
+    """The viewer's address."""
     service = ViewerService(ViewerApi(Library(paths, wait=True), tokenizer=tokenizer), token=token, follow=True)
     with bound("127.0.0.1", 0) as taken:
         server = Server(service.app(), taken, grace_seconds=1)

@@ -1,4 +1,4 @@
-"""Episodes of every kind of agent, played by scripts, and texts in words, for tests of the viewer."""
+"""Scripted episodes of every kind of agent, and texts, for tests of the viewer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.memory.registry import build_policy
-from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, Question, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Question, StopReason, Trajectory, Turn
 from palimpsest.viewer.analysis.token_words import Spelling, TokenWords
 from palimpsest.viewer.screens.group_screen import Opened
 from support.agents import base_codec, played, prune, search, world
-from support.fakes import LetterCodec
+from support.groups import CODEC as LETTERS
+from support.groups import reading_turn
 
-LETTERS: Any = LetterCodec()
 LINES = ("Bob has a cat.", "Alice drinks tea.", "It is cold.", "Alice owns cats.")
 DOCUMENT = "".join(f"{line}\n" for line in LINES)
 EVIDENCE = {"evidence": [LINES[1]]}
@@ -37,20 +37,11 @@ def words(spelling: Spelling, text: str) -> TokenWords:
 
 
 def read(step: int, section: str, memory: str, written: str, *, name: str = "read", **pieces: str) -> Turn:
-    """A reading turn, a token a letter."""
-    named = {"question": "Where does Ann live?", "memory": memory, "section": section, **pieces}
-    prompt = Prompt.joined(
-        part
-        for each, text in named.items()
-        for part in (LETTERS.encode(f" {each}: "), Prompt.named(each, LETTERS.encode(text)))
-    )
-    ids = (*LETTERS.encode(written), 0)
-    completion = Completion(ids, (-0.5,) * len(ids), StopReason.STOP)
-    return Turn(tuple(prompt), completion, step, name, {"chunk": step}, prompt.spans)
+    return reading_turn(step, section, memory, written, "Where does Ann live?", name=name, **pieces)
 
 
 def reading(*memories: tuple[str, str], evidence: Sequence[str] = (), answer: str = "Rome") -> Opened:
-    """A group of one episode of (section, memory written), a token a letter."""
+    """A group of one episode of (section, memory written), one token per letter."""
     before, turns = "none", []
     for step, (section, memory) in enumerate(memories):
         turns.append(read(step, section, before, memory))
@@ -65,12 +56,12 @@ def opened(trajectory: Trajectory, metadata: dict[str, Any] | None = None) -> Op
 
 @lru_cache
 def episodes() -> dict[str, Opened]:
-    """A group of one episode of every policy that is shipped, and of some odd ones, by name."""
-    found = {name: _played(name, *script) for name, script in _SCRIPTS.items()}
-    found["several questions"] = _played("overwrite", _SHORT, (*_MEMORIES, _ANSWER, _ANSWER), SEVERAL)
-    found["nothing named"] = opened(Trajectory("p", "g", 0, (_bare(0), _bare(1)), Outcome.ANSWERED, "x"))
-    found["no turn"] = opened(Trajectory("p", "g", 0, (), Outcome.EMPTY_CONTEXT))
-    return found
+    """A group of one episode of every packaged policy and of some odd ones, by name."""
+    shown = {name: _played(name, *script) for name, script in _SCRIPTS.items()}
+    shown["several questions"] = _played("overwrite", _SHORT, (*_MEMORIES, _ANSWER, _ANSWER), SEVERAL)
+    shown["nothing named"] = opened(Trajectory("p", "g", 0, (_bare(0), _bare(1)), Outcome.ANSWERED, "x"))
+    shown["no turn"] = opened(Trajectory("p", "g", 0, (), Outcome.EMPTY_CONTEXT))
+    return shown
 
 
 def _bare(step: int) -> Turn:
@@ -78,7 +69,7 @@ def _bare(step: int) -> Turn:
 
 
 def _tagged(*memories: str) -> tuple[str, ...]:
-    """Replies of an agent that answers in tags; the second asks for an earlier memory, the third is malformed."""
+    """Replies in tags; the second recalls an earlier memory, the third is malformed."""
     texts = [f"<update>{memory}</update>" for memory in memories]
     texts[1] += " <recall>cat</recall>"
     texts[2] = texts[2].removesuffix("</update>")
@@ -98,27 +89,22 @@ _SCRIPTS: dict[str, tuple[dict[str, Any], tuple[str, ...], Problem]] = {
     "sliding_window": ({"prompts": "short", "answer_tokens": 12, "window_tokens": 60}, (_ANSWER,), READ),
     "closed_book": ({"prompts": "short", "answer_tokens": 12}, (_ANSWER,), READ),
     "prune": (_TOOLS, _AGENT, world()),
-    "tool_window": (
-        {**_TOOLS, "window_tokens": 150},
-        (*_RESULTS, _MALFORMED, "FINAL_ANSWER: tea"),
-        world(),
-    ),
+    "tool_window": ({**_TOOLS, "window_tokens": 150}, (*_RESULTS, _MALFORMED, "FINAL_ANSWER: tea"), world()),
     "summary": ({**_TOOLS, "turn_tokens": 60, "summary_tokens": 40, "context_tokens": 170}, _LONG, world()),
 }
 
 
 def _played(name: str, options: dict[str, Any], replies: Sequence[str], problem: Problem) -> Opened:
-    known = build_policy(PolicyConfig(name=name.split(" ")[0], options=options))
-    trajectory, _ = played(known, replies, problem)
+    policy = build_policy(PolicyConfig(name=name.split(" ")[0], options=options))
+    trajectory, _ = played(policy, replies, problem)
     return Opened(Group(problem, (trajectory,), (Grade(1.0),)), base_codec())
 
 
 def as_json(value: Any) -> Any:
-    """A value as the API hands it over."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 
 def texts() -> st.SearchStrategy[str]:
-    """Of few words, so that they come again."""
+    """Of few words, so that they repeat."""
     word = st.sampled_from(["Ann", "Bo", "lives", "in", "Rome.", "rome", "é—ü", "the", "\n-", "tea,"])
     return st.lists(word, max_size=14).map(" ".join)

@@ -1,4 +1,4 @@
-"""A Python as if vLLM were installed: it starts the scripted server of ten lines at the socket of its arguments.
+"""A script that poses as a Python with vLLM: it starts the scripted server at the socket of its arguments.
 
 python -m vllm.entrypoints.openai.api_server --model FOLDER --uds SOCKET ...
 """
@@ -40,19 +40,19 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def serve() -> None:
-    """Until it is killed. `/seen` is what it was started with and what its weights are."""
+    """Run until killed; `/seen` returns the command and the digests of the weights."""
     words = sys.argv[1:]
 
     async def run() -> None:
         async with wire(words[words.index("--uds") + 1]) as state:
 
-            def seen(_: dict[str, Any]) -> bytes:
+            def facts(_: dict[str, Any]) -> bytes:
                 folder = state.loaded[-1] if state.loaded else words[words.index("--model") + 1]
                 at = Path(folder).resolve()
-                facts = {"pid": os.getpid(), "folder": str(at), "files": digests(at), "words": words}
-                return reply(200, facts | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")})
+                values = {"pid": os.getpid(), "folder": str(at), "files": digests(at), "words": words}
+                return reply(200, values | {"gpus": os.environ.get("CUDA_VISIBLE_DEVICES")})
 
-            state.faults["/seen"] = seen
+            state.faults["/seen"] = facts
             await asyncio.Event().wait()
 
     print(json.dumps(words), flush=True)

@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI-compatible server on loopback, by the Python that $PALIMPSEST_VLLM_PYTHON names."""
+"""vLLM's OpenAI-compatible server on loopback, run by $PALIMPSEST_VLLM_PYTHON (see scripts/vllm_environment.py)."""
 
 from __future__ import annotations
 
@@ -10,37 +10,49 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx2
+import pytest
 
 from palimpsest.text.codec import Codec
 from support.models import build_llama
 
+PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON")
+NEEDS_VLLM = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PYTHON is None, reason="no $PALIMPSEST_VLLM_PYTHON, a Python with vLLM"),
+]
 START_S = 900.0  # on a busy machine
-_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
 
 
 @contextmanager
-def vllm_server(python: str, model: Path, log: Path, *, window: int, cpu: bool = True) -> Iterator[str]:
-    """The address of one that serves `model`, in float32, under the name of its folder, for as long as it is used."""
+def served_model(folder: Path, window: int) -> Iterator[tuple[Path, str]]:
+    """A model with random weights and the shipped tokenizer in `folder`, and the address of its server in float32."""
+    codec = Codec.load("embedded")
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}  # heads of 32, vLLM's least on CPUs
+    model = build_llama(codec.vocab_size, max_position_embeddings=window, tie_word_embeddings=False, **sizes)
+    model.save_pretrained(folder)
+    codec.save(folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+        *(str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", str(window)),
-        *("--enable-prompt-tokens-details", "--disable-uvicorn-access-log", *(_CPU if cpu else ())),
+        *("--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
+        *("--enforce-eager", "--no-enable-chunked-prefill"),
     ]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
-    environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if cpu else {}
-    environment.pop("PYTHONPATH", None)  # of another environment
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # of another environment
+    environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
+    environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    log = folder / "vllm.log"
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
-        )
+        streams: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     try:
         _wait(process, f"http://127.0.0.1:{port}/health", log)
-        yield f"http://127.0.0.1:{port}/v1"
+        yield folder, f"http://127.0.0.1:{port}/v1"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -48,7 +60,6 @@ def vllm_server(python: str, model: Path, log: Path, *, window: int, cpu: bool =
 
 
 def _wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
-    """Until it answers."""
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         assert process.poll() is None, log.read_text("utf-8", "replace")[-4000:]
@@ -57,12 +68,3 @@ def _wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
                 return
         time.sleep(0.5)
     raise AssertionError(f"no answer within {START_S:g} s; {log} has why")
-
-
-def random_model(folder: Path, window: int) -> Path:
-    """Random weights with the shipped tokenizer; a head size of 32 is the least that vLLM computes on a CPU."""
-    codec = Codec.load("embedded")
-    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": False}
-    build_llama(codec.vocab_size, max_position_embeddings=window, **sizes).save_pretrained(folder)
-    codec.save(folder)
-    return folder

@@ -1,4 +1,4 @@
-"""What servers of vLLM 0.32 answer, recorded, from a server of ten lines on loopback that does as it is told."""
+"""A scripted server on loopback with recorded answers of vLLM 0.32."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Fault = Callable[[dict[str, Any]], bytes | None]
-"""The raw reply to a request's body; None: none ever comes."""
+"""The raw reply to a request's body; None: no reply."""
 
 
 def token(id_: int, logprob: float, top: int = 0, spread: float = 1.0) -> dict[str, Any]:
-    others = [{"token_id": n, "logprob": logprob - spread * n, "rank": n + 1} for n in range(top)]
-    return {"token_id": id_, "logprob": logprob, "rank": 1, "top_logprobs": others}
+    top_logprobs = [{"token_id": n, "logprob": logprob - spread * n, "rank": n + 1} for n in range(top)]
+    return {"token_id": id_, "logprob": logprob, "rank": 1, "top_logprobs": top_logprobs}
 
 
 def eighths(ids: list[int]) -> list[float]:
-    """Of each id but the first, its nats."""
+    """Nats of each id but the first."""
     return [-id_ / 8 for id_ in ids[1:]]
 
 
 def answer(
     request: dict[str, Any], version: str, *, raw: bool = True, score: Callable[[list[int]], list[float]] = eighths
 ) -> dict[str, Any]:
-    """Of `/inference/v1/generate`: `max_tokens` times the last token of the prompt, or once where that is to stop."""
+    """Of `/inference/v1/generate`: the last token of the prompt `max_tokens` times, or once if it is a stop token."""
     wanted, prompt = request["sampling_params"], request["token_ids"]
     stops = prompt[-1] in wanted.get("stop_token_ids", ())
     ids = prompt[-1:] * (1 if stops else wanted["max_tokens"])
@@ -60,7 +60,7 @@ def reply(status: int, body: object) -> bytes:
 
 @dataclass
 class Wire:
-    """A server's state, and what it was asked."""
+    """A server's state and requests."""
 
     url: str = ""
     version: str = "default"
@@ -72,13 +72,12 @@ class Wire:
     asked: list[str] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     wanted: list[dict[str, Any]] = field(default_factory=list)
-    """Parameters of the sampling, prompt by prompt."""
+    """Sampling parameters of each prompt."""
     authorizations: set[str] = field(default_factory=set)
-    """What requests were authorised by."""
     faults: dict[str, Fault] = field(default_factory=dict)
-    """By the path they break."""
+    """By path."""
     asleep: set[str] = field(default_factory=set)
-    """Kinds of memory that the GPU doesn't hold."""
+    """Kinds of memory that are not on the GPU."""
     gate: asyncio.Event | None = None
     """Completions wait for it."""
     in_flight: int = 0
@@ -120,7 +119,7 @@ class Wire:
 
 @asynccontextmanager
 async def wire(socket: str | None = None) -> AsyncIterator[Wire]:
-    """A server on loopback, or at a Unix socket, for as long as it is used."""
+    """A server on loopback, or at a Unix socket."""
     state = Wire()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

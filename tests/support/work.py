@@ -1,4 +1,4 @@
-"""How much work something is: counted, so that a bound holds on a busy machine too."""
+"""Amount of work as a count, whose bound also holds on a busy machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many functions were called, those written in C included.
+    """Number of calls of functions, C functions included.
 
     >>> calls_of(lambda: [abs(i) for i in range(1000)]) - calls_of(lambda: [abs(i) for i in range(10)])
     990

@@ -4,7 +4,6 @@ questions, killed and continued, and a judge that answers rubbish."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,31 +17,24 @@ from palimpsest.evaluation.sample_log import read_samples
 from support.command import Run
 from support.evaluations import sample, write_evaluation
 from support.interrupting import killed_at
-from support.vllm_server import random_model, vllm_server
+from support.vllm_server import NEEDS_VLLM, served_model
 
-PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON is None, reason="no $PALIMPSEST_VLLM_PYTHON, a Python with vLLM"),
-]
+pytestmark = NEEDS_VLLM
 WINDOW = 2048
 PROBLEMS = 64
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("served"), WINDOW)
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    with served_model(tmp_path_factory.mktemp("served"), WINDOW) as model_and_url:
+        yield model_and_url
 
 
-@pytest.fixture(scope="module")
-def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    assert PYTHON is not None
-    with vllm_server(PYTHON, model, tmp_path_factory.mktemp("log") / "vllm.log", window=WINDOW) as address:
-        yield address
-
-
-def test_a_killed_ruler_hqa_resumes(real_data: Path, model: Path, url: str, palimpsest: Run, tmp_path: Path) -> None:
+def test_a_killed_ruler_hqa_resumes(
+    real_data: Path, served: tuple[Path, str], palimpsest: Run, tmp_path: Path
+) -> None:
     """64 questions among 50 documents of HotpotQA, sampled as the protocol says."""
+    model, url = served
     contexts = Contexts((50,), splits=read_splits(f"eval={PROBLEMS}"))
     build_contexts([real_data / "hotpotqa_train_100.json"], contexts, out=tmp_path / "set")
     budgets = ("chunk_size=1200", "memory_tokens=16", "answer_tokens=16")
@@ -70,7 +62,8 @@ def test_a_killed_ruler_hqa_resumes(real_data: Path, model: Path, url: str, pali
     assert figures[0] == figures[1]
 
 
-def test_a_judge_that_answers_rubbish_grades_nothing(model: Path, url: str, tmp_path: Path) -> None:
+def test_a_judge_that_answers_rubbish_grades_nothing(served: tuple[Path, str], tmp_path: Path) -> None:
+    model, url = served
     rows = [sample(f"p{n}", 1.0, answer=f"FINAL_ANSWER: {text}") for n, text in enumerate(("Rome", "Oslo", ""))]
     folder = write_evaluation(tmp_path / "e", rows)
     judge = {"url": url, "model": str(model), "max_tokens": 48}

@@ -1,9 +1,8 @@
-"""What is read off a model: window, decoder, output projection, structure."""
+"""Window, decoder, output projection and structure of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +11,7 @@ import torch
 from torch import nn
 
 from palimpsest.engines.embedded import architecture
-from palimpsest.engines.embedded.architecture import (
-    context_of,
-    decoder_of,
-    head_of,
-    is_plain,
-    last_layer_is_plain,
-)
-from palimpsest.engines.embedded.forest import forest_model as forest_model
+from palimpsest.engines.embedded.architecture import context_of, decoder_of, head_of, is_plain, last_layer_is_plain
 from support.architectures import VOCAB, built
 from support.models import build_llama
 
@@ -47,14 +39,9 @@ def test_a_float32_residual_stream_is_projected_in_the_weights_dtype(name: str) 
         assert torch.equal(logits.float(), model(input_ids=ids).logits.float())
 
 
-needs_peft = pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
-
-
-@needs_peft
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_logits_have_the_adapter_of_the_output_projection(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import peft
-
+    peft = pytest.importorskip("peft", reason="pip install 'palimpsest-rl[lora]'")
     monkeypatch.setattr(architecture, "WIDE", {device})
     settings = peft.LoraConfig(r=4, target_modules=["lm_head"], task_type="CAUSAL_LM", init_lora_weights=False)
     model = peft.get_peft_model(built("Qwen2").bfloat16(), settings).eval()
@@ -63,22 +50,17 @@ def test_logits_have_the_adapter_of_the_output_projection(device: str, monkeypat
         assert torch.equal(architecture.head_of(model)(states), model.get_output_embeddings()(states))
 
 
-def added(model: Any) -> None:
-    model.model.layers[1].extra = nn.Identity()
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "module": lambda layer: setattr(layer, "extra", nn.Identity()),
+    "parameter": lambda layer: setattr(layer.self_attn, "sinks", nn.Parameter(torch.zeros(4))),
+    "hook": lambda layer: layer.self_attn.register_forward_hook(lambda module, inputs, output: output),
+}
 
 
-def with_a_parameter(model: Any) -> None:
-    model.model.layers[1].self_attn.sinks = nn.Parameter(torch.zeros(4))
-
-
-def hooked(model: Any) -> None:
-    model.model.layers[-1].self_attn.register_forward_hook(lambda module, inputs, output: output)
-
-
-@pytest.mark.parametrize("change", [added, with_a_parameter, hooked])
-def test_a_changed_last_layer_is_computed_by_its_class(change: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_last_layer_is_computed_by_its_class(change: str) -> None:
     model = build_llama(VOCAB)
     assert is_plain(model)
     assert last_layer_is_plain(model)
-    change(model)
+    CHANGES[change](model.model.layers[-1])
     assert not last_layer_is_plain(model)

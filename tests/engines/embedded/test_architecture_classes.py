@@ -25,32 +25,14 @@ from support.forests import apart, batch_of_rows, gradients
 from support.models import sampling_gap
 
 FAST = (
-    "Llama",
-    "Gemma3",
-    "Gemma2",
-    "Phi3-longrope",
-    "DeepseekV3",
-    "StableLm",
-    "Bert",
-    "T5",
-    "RecurrentGemma",
-    "GPTNeo",
-    "MiniMax",
-    "GptOss",
-    "Mistral",
-    "GPTNeoX",
+    *("Llama", "Gemma3", "Gemma2", "Phi3-longrope", "DeepseekV3", "StableLm", "Bert", "T5", "RecurrentGemma"),
+    *("GPTNeo", "MiniMax", "GptOss", "Mistral", "GPTNeoX"),
 )
 CHECKPOINTED = [n for n, case in CASES.items() if not case.refused and n not in ("DiffLlama", "Rwkv")]
 """DiffLlama itself rejects dropout."""
-
-
 DROPOUT = ("dropout", "attention_dropout", "hidden_dropout", "residual_dropout", "activation_dropout", "layerdrop")
-
-
-NOISY = dict.fromkeys((*DROPOUT, "resid_pdrop", "embd_pdrop", "attn_pdrop", "router_jitter_noise"), 0.3)
-NOISY["input_jitter_noise"] = 0.3
-
-
+OTHER_NOISE = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "router_jitter_noise", "input_jitter_noise")
+NOISY = dict.fromkeys((*DROPOUT, *OTHER_NOISE), 0.3)
 LONGEST = 120  # tokens: five times the sliding windows
 
 
@@ -77,10 +59,10 @@ def eager(model: Any) -> Any:
 
 
 def largest_error(result: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
-    """Of all gradients, relative to the parameter's largest, or a hundredth of the model's largest where that is more.
+    """Largest error relative to the parameter's largest gradient, or to 1 % of the model's largest if that is more.
 
-    Classes compute softmax and norms in float32. A sum that cancels out, as for the bias of OPT's keys, is left with
-    a few roundings of 2^-24 of the model's largest gradient; 1e-4 of a hundredth is 16 of them.
+    Classes compute softmax and norms in float32: a sum that cancels out, as for the bias of OPT's keys, has a few
+    roundings of 2^-24 of the model's largest gradient; 1e-4 of 1 % is 16 of them.
     """
     least = 1e-2 * max(float(g.abs().max()) for g in wanted.values())
     unwanted = max((float(g.abs().max()) for n, g in result.items() if n not in wanted), default=0.0)

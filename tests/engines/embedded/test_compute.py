@@ -54,8 +54,8 @@ print(before - resident().rss)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")
-def test_freed_memory_is_reused_without_new_pages_until_it_is_given_back() -> None:
+def test_freed_memory_is_reused_without_new_pages_until_it_is_returned() -> None:
     done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
-    faults, given_back = map(int, done.stdout.split())
+    faults, returned = map(int, done.stdout.split())
     assert faults < (160 << 20) // resource.getpagesize() / 100
-    assert given_back > 100 << 20
+    assert returned > 100 << 20

@@ -26,9 +26,9 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", ["query", "passage"])
 def test_vectors_equal_a_plain_float64_computation(bert: Path, preset: str, kind: Literal["query", "passage"]) -> None:
     reading = reading_of(str(bert), preset, max_tokens=32)
-    found = TextEncoder(str(bert), reading, device="cpu").encode(TEXTS, kind)
+    vectors = TextEncoder(str(bert), reading, device="cpu").encode(TEXTS, kind)
     prefix = reading.query_prefix if kind == "query" else reading.passage_prefix
-    for text, vector in zip(TEXTS, found, strict=True):
+    for text, vector in zip(TEXTS, vectors, strict=True):
         np.testing.assert_allclose(vector, bert_vector(bert, WORDS, prefix + text, reading.pooling), atol=2e-6)
 
 

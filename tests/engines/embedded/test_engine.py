@@ -1,4 +1,4 @@
-"""The embedded engine: sampling and learning on one compute thread, shared and separate weights, closing."""
+"""The embedded engine: one compute thread, shared and separate weights, closing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ from palimpsest.engines.protocol import Objective, StepBatch
 from palimpsest.errors import SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.forests import completed
-from support.models import sampling_gap
 
 PROMPT = (5, 9, 30, 31, 7)
-
-
 LONG = SamplingParams(max_tokens=40, seed=3)
 
 
@@ -47,7 +44,7 @@ def batch() -> StepBatch:
 
 
 class Gate:
-    """Blocks a call on its thread until the event loop opens it."""
+    """Blocks a call until the event loop opens it."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call, self.entered, self.open, self.threads = call, threading.Event(), threading.Event(), set[int]()
@@ -90,29 +87,23 @@ async def score(engine: EmbeddedEngine) -> float:
     return sum(await engine.sampler.score(tuple(range(5, 9)), tuple(range(9, 13))))
 
 
-async def test_the_loop_runs_while_tokens_are_sampled(open_one: Open) -> None:
-    engine = open_one(None)
-    forward: Any = engine.sampler._batch._forward
-    forward.step = gate = Gate(forward.step)
-    await asyncio.gather(engine.sampler.generate(PROMPT, LONG), gate.opened_by_the_loop())
-    assert threading.get_ident() not in gate.threads
-
-
-@pytest.mark.parametrize("call", ["update", "save"])
-async def test_the_loop_runs_while_the_learner_updates_and_saves(
-    open_one: Open, tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("call", ["step", "update", "save"])
+async def test_the_loop_runs_during_sampling_updates_and_saves(open_one: Open, tmp_path: Path, call: str) -> None:
     engine = open_one()
-    gate = Gate(getattr(engine.trainer, call))
-    monkeypatch.setattr(engine.trainer, call, gate)
+    owner: Any = engine.sampler._batch._forward if call == "step" else engine.trainer
+    gate = Gate(getattr(owner, call))
+    setattr(owner, call, gate)
     learner = learner_of(engine)
-    work = learner.update([batch()]) if call == "update" else learner.save(tmp_path)
-    await asyncio.gather(work, gate.opened_by_the_loop())
+    work: dict[str, Callable[[], Any]] = {
+        "step": lambda: engine.sampler.generate(PROMPT, LONG),
+        "update": lambda: learner.update([batch()]),
+        "save": lambda: learner.save(tmp_path),
+    }
+    await asyncio.gather(work[call](), gate.opened_by_the_loop())
     assert threading.get_ident() not in gate.threads
 
 
 async def test_sampler_and_learner_of_shared_weights_take_turns(open_one: Open) -> None:
-    """A completion requested during an update is sampled from the weights after it."""
     engine = open_one()
     trainer: Any = engine.trainer
     inside: list[str] = []
@@ -194,15 +185,6 @@ def test_a_saved_folder_opens_as_a_model(tmp_path: Path, tiny_model_folder: Path
     assert again.codec.encode("Anna is blue") == opened.codec.encode("Anna is blue")
 
 
-async def test_published_weights_are_the_samplers(open_one: Open) -> None:
-    engine = open_one()
-    engine.trainer.update([batch()])
-    assert await learner_of(engine).publish() == 1
-    completion = await engine.sampler.generate(PROMPT, SamplingParams(max_tokens=4))
-    assert completion.policy_version == 1
-    assert sampling_gap(engine.model, PROMPT, completion) < 1e-4
-
-
 async def test_a_stream_left_early_frees_its_row(open_one: Open) -> None:
     engine = open_one(None)
     stream = engine.sampler.stream(PROMPT, LONG)
@@ -216,21 +198,21 @@ async def test_a_stream_left_early_frees_its_row(open_one: Open) -> None:
     assert not engine.sampler._batch._requests
 
 
-async def test_closing_cancels_requests_in_flight_and_rejects_later_ones(open_one: Open) -> None:
+@pytest.mark.parametrize("sampled", [False, True])
+async def test_closing_cancels_requests_and_rejects_later_ones(open_one: Open, sampled: bool) -> None:
     engine = open_one(None)
-    left = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
-    await until_sampling(engine)
+    waiting = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
+    await (until_sampling(engine) if sampled else asyncio.sleep(0))
     await engine.close()
-    assert (await asyncio.gather(left, return_exceptions=True))[0].__class__ is asyncio.CancelledError
-    with pytest.raises(SamplerError, match="closed"):
-        await engine.sampler.generate(PROMPT, LONG)
-    with pytest.raises(SamplerError, match="closed"):
-        await engine.sampler.score(PROMPT, PROMPT)
+    assert bool(engine.sampler.stats().steps) is sampled
+    async with asyncio.timeout(30):
+        assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
+    for call in (engine.sampler.generate(PROMPT, LONG), engine.sampler.score(PROMPT, PROMPT)):
+        with pytest.raises(SamplerError, match="closed"):
+            await call
 
 
-async def test_an_error_on_the_thread_in_a_score_is_the_samplers(
-    open_one: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_failed_score_is_an_error_of_the_sampler(open_one: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_one(None)
 
     def broken(*arguments: Any, **options: Any) -> None:
@@ -243,20 +225,9 @@ async def test_an_error_on_the_thread_in_a_score_is_the_samplers(
     assert len(await engine.sampler.score(PROMPT, PROMPT)) == len(PROMPT)
 
 
-async def test_a_request_before_its_first_step_is_cancelled_too(open_one: Open) -> None:
-    engine = open_one(None)
-    waiting = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
-    await asyncio.sleep(0)
-    await engine.close()
-    assert not engine.sampler.stats().steps
-    async with asyncio.timeout(30):
-        assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
-
-
 def test_an_engine_closed_by_another_loop_cancels_its_requests_silently(tiny_model_folder: Path) -> None:
-    """A loop may be left with requests in flight and end after the engine is closed."""
     engine = engine_of(tiny_model_folder, None)
-    complaints: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
 
     async def start() -> asyncio.Future[Completion]:
         waiting = asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG))
@@ -264,22 +235,21 @@ def test_an_engine_closed_by_another_loop_cancels_its_requests_silently(tiny_mod
         return waiting
 
     with asyncio.Runner() as runner:
-        runner.get_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        runner.get_loop().set_exception_handler(lambda _, context: reports.append(context))
         waiting = runner.run(start())
         asyncio.run(engine.close())
     gc.collect()
     assert waiting.cancelled()
-    assert complaints == []
+    assert reports == []
 
 
-def test_a_caller_on_a_running_loop_learns_of_a_close_on_another(tiny_model_folder: Path) -> None:
-    """It is cancelled or gets the error of a closed engine, whichever comes first."""
+def test_a_close_on_another_loop_ends_requests_of_a_running_loop(tiny_model_folder: Path) -> None:
     engine = engine_of(tiny_model_folder, None)
     started = threading.Event()
-    complaints: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
 
     async def go() -> list[Completion | BaseException]:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
         waiting = [asyncio.ensure_future(engine.sampler.generate(PROMPT, LONG)) for _ in range(2)]
         await until_sampling(engine)
         started.set()
@@ -294,22 +264,18 @@ def test_a_caller_on_a_running_loop_learns_of_a_close_on_another(tiny_model_fold
     gc.collect()
     assert all(isinstance(result, Completion | SamplerError | asyncio.CancelledError) for result in results)
     assert all("closed" in str(result) for result in results if isinstance(result, SamplerError))
-    assert complaints == []
+    assert reports == []
 
 
-async def test_a_closed_engine_gives_back_freed_memory(
-    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or a process that opens many engines grows by megabytes per run (benchmarks/soak.py)."""
-    calls: list[bool] = []
+async def test_a_closed_engine_frees_memory(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []  # without this, a process grows by megabytes per engine (benchmarks/soak.py)
     monkeypatch.setattr("palimpsest.engines.embedded.engine.give_back_freed_memory", lambda: calls.append(True))
     await engine_of(tiny_model_folder, None).close()
     assert calls == [True]
 
 
 async def test_an_unreferenced_engine_is_freed_with_its_model_at_once(tiny_model_folder: Path) -> None:
-    """The cycle collector runs late if tensors are few: until then two models are in memory."""
-    gc.disable()
+    gc.disable()  # the cycle collector runs late if tensors are few
     try:
         opened = engine_of(tiny_model_folder)
         references = [weakref.ref(each) for each in (opened, opened.model, opened.sampler, opened.learner)]
@@ -332,12 +298,7 @@ print(len(asyncio.run(engine.sampler.generate([5, 6, 7], SamplingParams(max_toke
 
 @pytest.mark.slow
 def test_leaving_without_closing_ends_the_process(tiny_model_folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LEAVES, str(tiny_model_folder)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        check=False,
-    )
+    command = [sys.executable, "-c", LEAVES, str(tiny_model_folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr

@@ -1,5 +1,4 @@
-"""The learner on a GPU, FlexAttention's forward and backward compiled: loss and every gradient against the segments on
-their own in float64 on the CPU, with the same weights; and how far off the segments on their own are on the GPU."""
+"""The learner on a GPU, compared with separate segments in float64 on the CPU."""
 
 from __future__ import annotations
 
@@ -21,11 +20,10 @@ from support.models import build_llama
 
 pytestmark = pytest.mark.gpu
 
-SMOOTH = LossConfig(
-    clip_ratio_low=0.999, clip_ratio_high=1e9, dual_clip=None
-)  # at a clip, rounding turns a token's gradient off
+# at a clip, rounding turns a token's gradient off
+SMOOTH = LossConfig(clip_ratio_low=0.999, clip_ratio_high=1e9, dual_clip=None)
 TOLERANCE = 1e-4  # of a parameter's largest gradient, in float32
-BFLOAT16 = 2.0, 0.02  # times what the segments on their own are off, and what is always allowed
+BFLOAT16 = 2.0, 0.02  # times the error of separate segments, plus this
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "intermediate_size": 96,
@@ -34,24 +32,16 @@ SIZES: dict[str, Any] = {
 }
 
 
-def qwen2() -> Any:
-    """Seven queries to a key, as in Qwen2.5 0.5B and 7B: no power of two."""
-    return Qwen2ForCausalLM(
-        Qwen2Config(**SIZES, hidden_size=224, num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True)
-    )
-
-
-def mistral() -> Any:
-    """A window that most segments are longer than."""
-    return MistralForCausalLM(
-        MistralConfig(**SIZES, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, sliding_window=40)
-    )
-
-
 MODELS: dict[str, Callable[[], Any]] = {
     "llama": lambda: build_llama(VOCAB, hidden_size=64, num_key_value_heads=2),
-    "qwen2": qwen2,
-    "mistral": mistral,
+    # seven queries per key, as in Qwen2.5 0.5B and 7B: no power of two
+    "qwen2": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, hidden_size=224, num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True)
+    ),
+    # most segments are longer than the window
+    "mistral": lambda: MistralForCausalLM(
+        MistralConfig(**SIZES, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, sliding_window=40)
+    ),
 }
 
 
@@ -66,13 +56,13 @@ def test_a_forest_on_the_gpu_has_the_loss_and_the_gradients_of_its_segments(
     rows = [row for seed in range(2) for row in grown(random.Random(seed), depth=3, length=80)[:6]]
     batch = batch_of_rows(rows, draw, share=0.3)
     wanted_loss, wanted = apart(exact(model), batch, clipped=False)
-    _, on_their_own = apart(copy.deepcopy(model).to(device), batch, clipped=False)
+    _, separate = apart(copy.deepcopy(model).to(device), batch, clipped=False)
     learner = ForestLearner(model.to(device), optim=OptimConfig(), loss=SMOOTH, micro_batch_tokens=1500)
     stats = learner.accumulate(batch)
-    plain, forest = largest_error(doubled(on_their_own), wanted), largest_error(collected(learner), wanted)
+    plain, forest = largest_error(doubled(separate), wanted), largest_error(collected(learner), wanted)
     loss = abs(stats.loss - wanted_loss) / size_of(batch)
     record_property("largest error of a gradient", forest)
-    record_property("of the segments on their own", plain)
+    record_property("of separate segments", plain)
     record_property("error of the loss", loss)
     assert stats.reuse > 1.3
     bound = TOLERANCE if dtype == torch.float32 else BFLOAT16[0] * plain + BFLOAT16[1]
@@ -80,7 +70,7 @@ def test_a_forest_on_the_gpu_has_the_loss_and_the_gradients_of_its_segments(
 
 
 def size_of(batch: StepBatch) -> float:
-    """What the terms of a loss add up to without their signs, where each ratio is 1."""
+    """Sum of the absolute terms of a loss whose ratios are 1."""
     return sum(
         abs(advantage * weight)
         for item in batch.segments
@@ -88,11 +78,11 @@ def size_of(batch: StepBatch) -> float:
     )
 
 
-def doubled(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: gradient.cpu().double() for name, gradient in found.items()}
+def doubled(gradients_: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: gradient.cpu().double() for name, gradient in gradients_.items()}
 
 
 def collected(learner: ForestLearner) -> dict[str, Tensor]:
-    """The gradients that the next step would be taken with, by name."""
+    """The gradients of the next step, by name."""
     masters = learner._optimizer._masters
     return doubled({name: master.grad for name, master in masters.items() if master.grad is not None})

@@ -1,4 +1,4 @@
-"""Samples of older weights: their loss compared with float64 loops, and the versions that completions name."""
+"""Samples of older weights: their loss compared with float64 loops, and their versions."""
 
 from __future__ import annotations
 
@@ -25,21 +25,14 @@ from support.models import build_llama, sampling_gap
 from support.small_run import small_run
 
 VOCAB = 60
-
-
 LOSS = LossConfig(
-    old_logprobs="recompute",
-    importance_sampling_cap=1.3,
-    clip_ratio_low=0.2,
-    clip_ratio_high=0.28,
-    dual_clip=3.0,
-    entropy_coeff=0.003,
-    kl_loss_coef=0.01,
-)
+    old_logprobs="recompute", importance_sampling_cap=1.3, clip_ratio_low=0.2, clip_ratio_high=0.28, dual_clip=3.0,
+    entropy_coeff=0.003, kl_loss_coef=0.01,
+)  # fmt: skip
 
 
 def distribution(model: Any, ids: list[int]) -> Tensor:
-    """[V] nats of what follows `ids`."""
+    """[V] nats of the token after `ids`."""
     logits: Tensor = model(torch.tensor([ids])).logits[0, -1]
     return logits - torch.logsumexp(logits, 0)
 
@@ -68,7 +61,7 @@ def sampled_by(model: Any, draw: random.Random) -> StepBatch:
 
 
 def looped(model: Any, before: Any, reference: Any, batch: StepBatch) -> tuple[Tensor, int]:
-    """The loss token by token, as docs/explanation/credit-and-loss.md has it, and how many weights were truncated."""
+    """The loss of docs/explanation/credit-and-loss.md token by token, and the number of truncated weights."""
     total, truncated = torch.zeros((), dtype=torch.float64), 0
     for item in batch.segments:
         ids = list(item.segment.token_ids)
@@ -96,7 +89,6 @@ def looped(model: Any, before: Any, reference: Any, batch: StepBatch) -> tuple[T
 def test_truncated_importance_sampling_of_stale_batches_equals_the_loops(
     ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over both optimizer steps of a batch: the old side of the ratio is that of the weights before the first."""
     sampled_with = exact(build_llama(VOCAB, hidden_size=16, intermediate_size=24))
     start = moved(sampled_with, 0.02 * ahead)
     model, draw = copy.deepcopy(start), random.Random(ahead)
@@ -127,7 +119,6 @@ def test_truncated_importance_sampling_of_stale_batches_equals_the_loops(
 def test_completions_name_the_weights_that_sampled_them(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Recomputed by transformers from the checkpoint of that version: sampling during learning mixes no weights."""
     (tmp_path / "sums.py").write_text("def ids(problem, trajectory):\n    return float(len(str(trajectory)) % 7)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     steps, run = 3, tmp_path / "run"
@@ -145,9 +136,6 @@ def test_completions_name_the_weights_that_sampled_them(
         turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
         for turn in turns:
             done = turn.completion
+            gaps = {v: sampling_gap(model, turn.prompt_ids, done) for v, model in models.items()}
             assert (done.policy_version, done.last_policy_version) == (version, version)
-            assert gap(models[version], turn) < 1e-4 < min(gap(models[v], turn) for v in models if v != version)
-
-
-def gap(model: Any, turn: Any) -> float:
-    return sampling_gap(model, turn.prompt_ids, turn.completion)
+            assert gaps.pop(version) < 1e-4 < min(gaps.values())

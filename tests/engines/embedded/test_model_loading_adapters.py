@@ -1,4 +1,4 @@
-"""Low-rank adapters: what is trained, sampled, saved and opened again."""
+"""Low-rank adapters: training, sampling, saving and opening."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from palimpsest.app.model_export_job import export
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig
 from palimpsest.engines.embedded.engine import EmbeddedEngine
-from palimpsest.engines.embedded.model_loading import load_model, save_adapter, trainable
+from palimpsest.engines.embedded.model_loading import load_model, plain_name, save_adapter, trainable
 from palimpsest.engines.embedded.sampling.forward import FusedForward
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.errors import ModelError
@@ -37,9 +37,8 @@ needs_peft = pytest.mark.skipif(not find_spec("peft"), reason="pip install 'pali
 
 
 def engine_of(folder: Path, *overrides: str) -> EmbeddedEngine:
-    lora = (f"model.lora.rank={RANK}", f"model.lora.alpha={ALPHA}")
-    rate = "optim.learning_rate=0.05"
-    config = load_recipe("memagent-quickstart", [f"model.path={folder}", *lora, rate, *overrides])
+    settings = [f"model.path={folder}", f"model.lora.rank={RANK}", f"model.lora.alpha={ALPHA}"]
+    config = load_recipe("memagent-quickstart", [*settings, "optim.learning_rate=0.05", *overrides])
     return EmbeddedEngine(config, objective="policy")
 
 
@@ -49,7 +48,7 @@ def batch() -> StepBatch:
 
 
 def trained(folder: Path, *overrides: str) -> EmbeddedEngine:
-    """After two steps: B is no longer 0."""
+    """An engine after two steps, when B is not 0."""
     engine = engine_of(folder, *overrides)
     for _ in range(2):
         engine.trainer.update([batch()])
@@ -90,7 +89,7 @@ def engine(tiny_model_folder: Path) -> EmbeddedEngine:
 
 
 @needs_peft
-def test_adapters_of_the_model_inside_the_package_are_opened_again(tmp_path: Path) -> None:
+def test_saved_adapters_of_the_packaged_model_open(tmp_path: Path) -> None:
     config = load_recipe("memagent-quickstart", ["model.lora.rank=4"]).model
     save_adapter(trainable(config), tmp_path)
     opened, plain = load_model(ModelConfig(path=str(tmp_path))), load_model(ModelConfig())
@@ -100,13 +99,12 @@ def test_adapters_of_the_model_inside_the_package_are_opened_again(tmp_path: Pat
 @needs_peft
 def test_only_adapters_are_trained(engine: EmbeddedEngine, tiny_model_folder: Path) -> None:
     base = load_model(ModelConfig(path=str(tiny_model_folder))).state_dict()
-    trainable_names = [name for name, p in engine.model.named_parameters() if p.requires_grad]
-    assert trainable_names
-    assert all("lora_" in name for name in trainable_names)
-    frozen = {name: p for name, p in engine.model.state_dict().items() if "lora_" not in name}
-    for name, p in frozen.items():
-        plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-        assert torch.equal(p, base[plain])
+    trained_names = [name for name, p in engine.model.named_parameters() if p.requires_grad]
+    assert trained_names
+    assert all("lora_" in name for name in trained_names)
+    for name, p in engine.model.state_dict().items():
+        if "lora_" not in name:
+            assert torch.equal(p, base[plain_name(name)])
 
 
 @needs_peft
@@ -123,7 +121,7 @@ def test_the_sampler_reads_the_adapted_weights(
 
 
 @needs_peft
-def test_a_checkpoint_has_only_the_adapter_opens_merged_and_is_adapted_again(
+def test_a_checkpoint_has_only_the_adapter_and_opens_merged(
     engine: EmbeddedEngine, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -141,7 +139,7 @@ def test_a_checkpoint_has_only_the_adapter_opens_merged_and_is_adapted_again(
 
 @needs_peft
 @pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens", "lm_head", "q_proj"], ["q_proj"]])
-def test_an_adapter_on_one_use_of_tied_weights_leaves_the_other(targets: list[str], tmp_path: Path) -> None:
+def test_an_adapter_on_one_use_of_tied_weights_does_not_change_the_other(targets: list[str], tmp_path: Path) -> None:
     import peft
 
     base, adapter, out = (tmp_path / name for name in ("base", "adapter", "out"))
@@ -186,8 +184,7 @@ def test_the_kl_term_compares_with_the_model_without_its_adapter(tiny_model_fold
     models = with_products(tiny_model_folder, engine), load_model(ModelConfig(path=str(tiny_model_folder)))
     total = 0.0
     for item in batch().segments:
-        where = torch.tensor(item.segment.positions)
-        ids = torch.tensor(item.segment.token_ids)
+        where, ids = torch.tensor(item.segment.positions), torch.tensor(item.segment.token_ids)
         new, reference = (scores(model, ids.tolist())[where - 1, ids[where]] for model in models)
         total += float(((reference - new).exp() - (reference - new) - 1).sum())
     assert total > 0.01
@@ -196,12 +193,13 @@ def test_the_kl_term_compares_with_the_model_without_its_adapter(tiny_model_fold
 
 @needs_peft
 def test_two_engines_start_with_the_same_adapters(tiny_model_folder: Path) -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    first = dict(engine_of(tiny_model_folder).model.named_parameters())
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(2)
-    assert all(torch.equal(p, first[name]) for name, p in engine_of(tiny_model_folder).model.named_parameters())
+    parameters = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        parameters.append(engine_of(tiny_model_folder).model.parameters())
+        assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(*pair) for pair in zip(*parameters, strict=True))
 
 
 @needs_peft
@@ -224,14 +222,13 @@ def test_without_peft_adapters_are_rejected_with_the_fix(
 @needs_peft
 @pytest.mark.slow
 def test_a_run_of_adapters_resumes_to_the_same_bytes(palimpsest: Run, tiny_model_folder: Path, tmp_path: Path) -> None:
-    changes = {**small_run(tiny_model_folder), "model.lora.rank": RANK}
-    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items() if key != "train"]
-    overrides += [f"train.{key}={value}" for key, value in changes["train"].items() if key != "max_steps"]
-    start = ("train", "memagent-quickstart", *overrides, "cold_start=null", "train.eval_steps=null")
+    changes = {**small_run(tiny_model_folder), "model.lora.rank": RANK, "cold_start": None}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     full, halves = tmp_path / "full", tmp_path / "halves"
-    assert palimpsest(*start, "train.max_steps=2", "--out", str(full)).returncode == 0
-    assert palimpsest(*start, "train.max_steps=1", "--out", str(halves)).returncode == 0
-    assert palimpsest(*start, "train.max_steps=2", "--out", str(halves), "--resume").returncode == 0
+    for out, steps, *resume in ((full, 2), (halves, 1), (halves, 2, "--resume")):
+        words = [*overrides, f"train.max_steps={steps}", "--out", str(out), *resume]
+        done = palimpsest("train", "memagent-quickstart", *words)
+        assert done.returncode == 0, done.stderr
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         first, second = (run / "checkpoints" / "step-000002" / name for run in (full, halves))
         assert first.read_bytes() == second.read_bytes()

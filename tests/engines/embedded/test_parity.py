@@ -1,4 +1,4 @@
-"""What is tried of a model when it is loaded: positions, logits, windows, kernels."""
+"""Probes of a loaded model: positions, logits, windows, kernels."""
 
 from __future__ import annotations
 
@@ -95,8 +95,6 @@ def test_longrope_ends_the_window_where_positions_would_switch() -> None:
 
 def test_positions_that_depend_on_the_call_are_rejected() -> None:
     class Stretched(torch.nn.Module):
-        """Turns by the longest position of the call."""
-
         def __init__(self, rotary: Any) -> None:
             super().__init__()
             self.inner = rotary
@@ -121,7 +119,7 @@ def test_a_change_of_logits_after_the_projection_is_detected(name: str, monkeypa
 
 
 def with_huge_units(scale: float) -> Any:
-    """A model in bfloat16 with some hidden units `scale` times as large as the others, as in trained ones."""
+    """A bfloat16 model with some hidden units `scale` times as large as the others, as after training."""
     model = build_llama(VOCAB, num_hidden_layers=4, hidden_size=64, tie_word_embeddings=False)
     with torch.no_grad():
         for layer in model.model.layers:
@@ -138,33 +136,33 @@ def test_a_right_kernel_passes_at_any_rounding(scale: float) -> None:
     forest_model.adopt(model)
 
 
-@pytest.mark.parametrize("scale", [1.0, 8.0])
-def test_a_wrong_kernel_is_rejected_however_large_the_rounding(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = attention.attend
+def with_scale(factor: float) -> Any:
+    return lambda q, k, v, plan, scale=None: EXACT(q, k, v, plan, None if scale is None else scale * factor)
 
-    def sharper(query: Tensor, key: Tensor, value: Tensor, plan: Any, scale: float | None = None) -> Tensor:
-        return exact(query, key, value, plan, None if scale is None else scale * 2)
 
-    model = with_huge_units(scale)
-    monkeypatch.setattr(attention, "attend", sharper)
-    monkeypatch.setattr(forest_model, "attend", sharper)
+EXACT = attention.attend
+FAULTS: dict[str, tuple[Any, Any]] = {
+    "float32, result": (lambda: build_llama(VOCAB), lambda *args: EXACT(*args) * 1.01),
+    "bfloat16, scale": (lambda: with_huge_units(1.0), with_scale(2)),
+    "bfloat16 with huge units, scale": (lambda: with_huge_units(8.0), with_scale(2)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_kernel_is_rejected_at_any_rounding(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, wrong = FAULTS[fault]
+    model = made()
+    monkeypatch.setattr(attention, "attend", wrong)
+    monkeypatch.setattr(forest_model, "attend", wrong)
     with pytest.raises(ModelError, match="supports sampling but not training: computed as a prefix forest"):
         forest_model.adopt(model, "forest")
 
 
-def test_a_small_fault_in_exact_arithmetic_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = attention.attend
-    monkeypatch.setattr(forest_model, "attend", lambda *args: exact(*args) * 1.01)
-    with pytest.raises(ModelError, match="supports sampling but not training"):
-        forest_model.adopt(build_llama(VOCAB), "forest")
-
-
 def test_encoders_with_an_output_projection_are_rejected_by_name() -> None:
-    config = transformers.BertConfig(
-        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    model = transformers.BertLMHeadModel(transformers.BertConfig(vocab_size=VOCAB, **sizes))
     with pytest.raises(ModelError, match="BertLMHeadModel can't be sampled: its tokens see later ones"):
-        admit(transformers.BertLMHeadModel(config).eval())
+        admit(model.eval())
 
 
 def test_the_gap_leaves_out_ids_that_a_class_masks() -> None:

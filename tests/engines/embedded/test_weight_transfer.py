@@ -26,8 +26,6 @@ from support.disks import no_file_over
 from support.models import build_llama
 
 needs_peft = pytest.mark.skipif(not find_spec("peft"), reason="pip install 'palimpsest-rl[lora]'")
-
-
 IDS = torch.arange(20)[None]
 
 
@@ -37,7 +35,7 @@ def names_in(file: Path) -> list[str]:
 
 
 def opened_from(folder: Path, model: Any) -> Any:
-    """The model in `folder`, of which all weights of `model` and no others are in its files."""
+    """The model in `folder`, whose files contain the weights of `model` and no others."""
     names = [name for file in folder.glob("*.safetensors") for name in names_in(file)]
     assert sorted(names) == sorted({*model.state_dict()})
     opened: Any = AutoModelForCausalLM.from_pretrained(folder)
@@ -45,16 +43,17 @@ def opened_from(folder: Path, model: Any) -> Any:
     return opened
 
 
-def aligned(model: Any) -> Any:
-    """A copy in torch's memory: sums over weights at unaligned addresses of a file may differ in the last bits."""
-    return copy.deepcopy(model)
+def logits_of(model: Any) -> torch.Tensor:
+    """Logits of a copy in torch's memory: unaligned weights in a file may change the last bits of sums."""
+    logits: torch.Tensor = copy.deepcopy(model)(IDS).logits
+    return logits
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_folder_of_weights_opens_as_the_same_untied_model(tmp_path: Path, tied: bool) -> None:
     model = build_llama(96, tie_word_embeddings=tied)
     write_untied(model, tmp_path / "out")
-    assert torch.equal(aligned(opened_from(tmp_path / "out", model))(IDS).logits, model(IDS).logits)
+    assert torch.equal(logits_of(opened_from(tmp_path / "out", model)), model(IDS).logits)
     assert model.config.tie_word_embeddings is tied
 
 
@@ -68,7 +67,7 @@ def test_a_folder_in_several_files_lists_the_projection(tmp_path: Path, monkeypa
     assert all(name in names_in(tmp_path / "out" / file) for name, file in listed.items())
 
 
-def test_a_multimodal_model_s_text_model_is_untied_too(tmp_path: Path) -> None:
+def test_the_text_model_of_a_multimodal_model_is_untied_too(tmp_path: Path) -> None:
     model = built("Gemma3").float()
     write_untied(model, tmp_path / "embedded")
     (tmp_path / "ranks").mkdir()
@@ -78,7 +77,7 @@ def test_a_multimodal_model_s_text_model_is_untied_too(tmp_path: Path) -> None:
         assert written["tie_word_embeddings"] is written["text_config"]["tie_word_embeddings"] is False
         assert "tie_word_embeddings" not in written["vision_config"]
     opened: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "embedded")
-    assert torch.equal(aligned(opened)(IDS).logits, model(IDS).logits)
+    assert torch.equal(logits_of(opened), model(IDS).logits)
 
 
 def test_a_full_disk_is_an_error_with_its_free_bytes_and_the_key(tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -109,8 +108,7 @@ def test_adapters_are_merged_into_the_weights(tmp_path: Path, tied: bool) -> Non
 
 @needs_peft
 def test_in_bfloat16_merging_moves_log_probabilities_about_as_far_as_bfloat16_does(tmp_path: Path) -> None:
-    """Two models that round independently are sqrt(2) times as far apart as one is from float32, on average over 19,200
-    numbers; without its adapters it would be 45 times."""
+    """Models that round independently are sqrt(2) times as far apart as one is from float32; without adapters 45."""
     plain = build_llama(96)
     model = with_adapters(build_llama(96).bfloat16())
     write_untied(model, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The endpoint engine against servers on loopback that answer, stall, fail, lie and echo."""
+"""The endpoint engine against servers on loopback that stall, fail, misreport and echo the key."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
@@ -22,16 +22,15 @@ from palimpsest.engines.endpoint import client as client_module
 from palimpsest.engines.endpoint.engine import EndpointEngine
 from palimpsest.engines.endpoint.wire_formats import PLAIN, Fields, TextForm
 from palimpsest.engines.open import open_engine, using
+from palimpsest.engines.protocol import Endpoint
 from palimpsest.errors import ConfigError, EngineError, ModelError, PalimpsestError, PromptTooLong, SamplerError
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams, StopReason
 from support.clock import leap
 from support.endpoint_server import MODEL, WINDOW, Server, endpoint_server, reply
 
-T = TypeVar("T")
 PROMPT = tuple(range(20, 40))
-PROBES = 1
-"""Completions that a server that takes everything is asked for before the first of ours."""
+PROBES = 1  # completions that a server which accepts everything gets before the first of the test
 KEY = "s3cret/key+0123"
 ECHOES = {
     "plain": KEY,
@@ -48,15 +47,6 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module.EndpointClient, "pause", 0.001)
 
 
-def test_an_error_in_a_reply_of_status_200_is_told_in_the_servers_words(tiny_model_folder: Path) -> None:
-    said = reply(200, {"error": {"message": "upstream is busy " + "x" * 1000, "code": 502}})
-    server = Server(fault=lambda number: said if number >= PROBES else None)
-    with endpoint_server(server), pytest.raises(PalimpsestError, match="upstream is busy") as refused:
-        asked(opened(server, tiny_model_folder))
-    assert "KeyError" not in str(refused.value)
-    assert len(str(refused.value)) < 600
-
-
 def config_of(url: str, tokenizer: Path | None, model: str = MODEL, **settings: Any) -> RunConfig:
     named = {} if tokenizer is None else {"tokenizer": str(tokenizer)}
     section = {"name": "endpoint", "url": url, "timeout_s": 20.0, "attempts": 3, **named, **settings}
@@ -69,46 +59,48 @@ def opened(server: Server, tokenizer: Path | None, **settings: Any) -> EndpointE
     return engine
 
 
-def asked(engine: EndpointEngine, prompt: tuple[int, ...] = PROMPT, **params: Any) -> Completion:
-    wanted = SamplingParams(**{"max_tokens": 8, "seed": 5, "stop_ids": engine.codec.stop_ids, **params})
-    return run(engine, lambda: engine.sampler.generate(prompt, wanted))
+def endpoint_of(engine: EndpointEngine) -> Endpoint:
+    assert engine.limits.endpoint is not None
+    return engine.limits.endpoint
 
 
-def run(engine: EndpointEngine, work: Callable[[], Awaitable[T]]) -> T:
-    async def main() -> T:
-        return await work()
+async def generate(engine: EndpointEngine, prompt: Sequence[int] = PROMPT, seed: int = 5, **params: Any) -> Completion:
+    if endpoint_of(engine).mode == "chat":
+        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
+    wanted = SamplingParams(**{"max_tokens": 8, "seed": seed, "stop_ids": engine.codec.stop_ids, **params})
+    return await engine.sampler.generate(prompt, wanted)
+
+
+def run(engine: EndpointEngine, work: Callable[[EndpointEngine], Awaitable[Any]] = generate) -> Any:
+    async def main() -> Any:
+        return await work(engine)
 
     return asyncio.run(using(engine, main()))
 
 
 @contextmanager
-def refusing(kind: type[PalimpsestError], *words: str) -> Iterator[None]:
-    """One line of that kind, with these words in it and no key."""
+def rejecting(kind: type[PalimpsestError], *words: str) -> Iterator[None]:
+    """Expect one line of that kind, with these words and without the key."""
     with pytest.raises(kind) as caught:
         yield
-    said = str(caught.value)
-    assert "\n" not in said
-    assert KEY not in said
-    assert not [word for word in words if word not in said], said
+    message = str(caught.value)
+    assert "\n" not in message
+    assert KEY not in message
+    assert len(message) < 900
+    assert not [word for word in words if word not in message], message
 
 
-# ---- what is asked, and what comes back --------------------------------------------------------------------------
-
-
-def test_token_ids_and_log_probabilities_come_back_as_they_were_sampled(tiny_model_folder: Path) -> None:
+def test_token_ids_and_log_probabilities_are_those_that_were_sampled(tiny_model_folder: Path) -> None:
     with endpoint_server() as server:
         engine = opened(server, tiny_model_folder)
-        completion = asked(engine, temperature=0.7, top_p=0.9)
-        told = server.asked[-1]
-    assert (told["prompt"], told["temperature"], told["top_p"]) == (list(PROMPT), 0.7, 0.9)
-    assert (told["seed"], told["max_tokens"], told["stop_token_ids"]) == (5, 8, list(engine.codec.stop_ids))
-    assert (told["top_k"], told["min_p"], told["repetition_penalty"]) == (-1, 0.0, 1.0)
+        completion = run(engine, lambda engine: generate(engine, temperature=0.7, top_p=0.9))
+        sent = server.asked[-1]
+    assert (sent["prompt"], sent["temperature"], sent["top_p"]) == (list(PROMPT), 0.7, 0.9)
+    assert (sent["seed"], sent["max_tokens"], sent["stop_token_ids"]) == (5, 8, list(engine.codec.stop_ids))
+    assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (-1, 0.0, 1.0)
     assert len(completion.token_ids) == len(completion.logprobs) == 6
     assert completion.stop_reason is StopReason.STOP
     assert max(completion.logprobs) < 0
-    endpoint = engine.limits.endpoint
-    assert endpoint is not None
-    assert (endpoint.mode, endpoint.exact_prompt_ids, endpoint.exact_ids, endpoint.logprobs) == ("tokens", *[True] * 3)
     assert (engine.limits.max_context, engine.limits.concurrency) == (WINDOW, 64)
     stats = engine.sampler.stats()
     assert (stats.prompt_tokens, stats.computed_prompt_tokens, stats.generated_tokens) == (20, 18, 3)
@@ -125,29 +117,26 @@ def test_token_ids_and_log_probabilities_come_back_as_they_were_sampled(tiny_mod
         (Server(takes="chat", plain=True, refuses=frozenset({"max_tokens"})), "chat", (False, False, False)),
     ],
 )
-def test_the_best_mode_that_works_is_taken_and_told(
+def test_the_best_mode_that_works_is_used_and_reported(
     server: Server, mode: str, exact: tuple[bool, bool, bool], tiny_model_folder: Path
 ) -> None:
     with endpoint_server(server):
         engine = opened(server, tiny_model_folder)
-    endpoint = engine.limits.endpoint
-    assert endpoint is not None
+    endpoint = endpoint_of(engine)
     assert (endpoint.mode, (endpoint.exact_prompt_ids, endpoint.exact_ids, endpoint.logprobs)) == (mode, exact)
     assert f"mode {mode}: " in engine.limits.note
     assert "\n" not in engine.limits.note
 
 
-def test_an_endpoint_that_lets_nobody_choose_the_temperature_is_asked_without_and_says_so() -> None:
+def test_an_endpoint_that_rejects_a_temperature_gets_none_and_the_note_says_so() -> None:
     server = Server(takes="chat", plain=True, refuses=frozenset({"max_tokens", "temperature"}))
     with endpoint_server(server):
         engine = opened(server, None, thinking_tokens=100)
-        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
-        asked(engine, tuple(prompt))
-    last, endpoint = server.asked[-1], engine.limits.endpoint
+        run(engine)
+    last, endpoint = server.asked[-1], endpoint_of(engine)
     assert {"seed", "top_p", "max_completion_tokens"} <= set(last)
     assert not {"temperature", "max_tokens", "top_k"} & set(last)
     assert last["max_completion_tokens"] == 108
-    assert endpoint is not None
     assert endpoint.sent == tuple(sorted(last))
     assert {"max_tokens", "temperature", "top_k"} <= set(endpoint.dropped)
     assert not {*endpoint.dropped} & {*last}
@@ -156,13 +145,8 @@ def test_an_endpoint_that_lets_nobody_choose_the_temperature_is_asked_without_an
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_an_endpoint_whose_errors_name_no_field_gets_fewer_step_by_step(plain: bool) -> None:
-    allowed = {
-        "model",
-        "stream",
-        "messages",
-        "max_completion_tokens",
-        *([] if plain else ["temperature", "top_p", "seed"]),
-    }
+    allowed = {"model", "stream", "messages", "max_completion_tokens"}
+    allowed |= set() if plain else {"temperature", "top_p", "seed"}
     server = Server(takes="chat")
     server.fault = lambda number: None if set(server.asked[number]) <= allowed else reply(400, {"error": "bad request"})
     with endpoint_server(server):
@@ -207,115 +191,89 @@ def test_an_error_that_names_no_field_leaves_none_out(error: str) -> None:
     assert Fields(extended=False, dropped=frozenset({"seed"})).without("seed, top_k") is None
 
 
-# ---- how a reply ends ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ended", "stop"),
-    [
-        *((end, StopReason.STOP) for end in ("stop", "STOP", "eos_token", "EOS", "end_turn", "COMPLETE", "", None)),
-        *((end, StopReason.LENGTH) for end in ("LENGTH", "MAX_TOKENS")),
-    ],
-)
-def test_a_complete_reply_may_end_under_other_names(ended: str | None, stop: str) -> None:
-    server = Server(takes="chat", fault=lambda number: chat_reply({"content": "blue"}, ended))
-    with endpoint_server(server):
-        engine = opened(server, None)
-        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
-        completion = asked(engine, tuple(prompt))
-    assert completion.stop_reason == stop
-    assert engine.codec.decode(completion.token_ids).startswith("blue")
-
-
-@pytest.mark.parametrize("ended", ["content_filter", "tool_calls", "function_call", "error", "abort", "SAFETY"])
-def test_an_end_that_leaves_a_reply_incomplete_is_no_reply(ended: str) -> None:
-    server = Server(takes="chat")
-    with endpoint_server(server):
-        engine = opened(server, None)
-        server.fault = lambda number: chat_reply({"content": "blue"}, ended)
-        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
-        with refusing(SamplerError, ended):
-            asked(engine, tuple(prompt))
-
-
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (
-            [{"type": "thinking", "thinking": [{"type": "text", "text": "red"}]}, {"type": "text", "text": "blue"}],
-            "blue",
-        ),
-        ([{"type": "text", "text": "bl"}, {"type": "text", "text": "ue"}], "blue"),
-        ([{"type": "output_text", "text": "bl"}, {"type": "refusal", "refusal": "ue"}], "blue"),
-        ([], ""),
-        (None, ""),
-    ],
-)
-def test_content_in_parts_is_the_text_of_them(content: Any, text: str) -> None:
-    with endpoint_server(
-        Server(takes="chat", fault=lambda number: chat_reply({"content": content}, "length"))
-    ) as server:
-        engine = opened(server, None)
-        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
-        completion = asked(engine, tuple(prompt))
-    assert engine.codec.decode(completion.token_ids) == text
-
-
-def test_calls_that_a_server_took_out_of_the_text_are_no_reply() -> None:
-    server = Server(takes="chat")
-    with endpoint_server(server):
-        engine = opened(server, None)
-        calls = [{"type": "function", "function": {"name": "search", "arguments": "{}"}}]
-        server.fault = lambda number: chat_reply({"content": None, "tool_calls": calls}, "stop")
-        prompt = engine.codec.encode_trusted("<|palimpsest:user|>Who?<|palimpsest:end|><|palimpsest:assistant|>")
-        with refusing(SamplerError, "tool parser"):
-            asked(engine, tuple(prompt))
-
-
-@pytest.mark.parametrize("content", [7, {"text": "blue"}, ["blue"], [{"type": "text"}], [{"type": "text", "text": 7}]])
-def test_content_of_another_shape_is_no_reply(content: Any) -> None:
-    server = Server(takes="chat", fault=lambda number: chat_reply({"content": content}, "stop"))
-    with endpoint_server(server), refusing(ConfigError, "no mode works"):
-        opened(server, None)
-
-
-def chat_reply(message: Any, ended: str | None) -> Any:
+def chat_reply(message: Any, ended: str | None = "stop") -> Any:
     return reply(200, {"choices": [{"message": message, "finish_reason": ended}]})
 
 
-def test_a_reply_of_text_is_cut_at_the_budget(tiny_model_folder: Path) -> None:
-    with endpoint_server(Server(takes="completions", speak=lambda _: "blue <|im_end|> " * 20)) as server:
-        engine = opened(server, tiny_model_folder)
-        completion = asked(engine)
-    assert (len(completion.token_ids), completion.stop_reason) == (8, StopReason.LENGTH)
-    assert engine.codec.control_ids.isdisjoint(completion.token_ids)
-    assert set(completion.logprobs) == {0.0}
+THOUGHT = {"type": "thinking", "thinking": [{"type": "text", "text": "red"}]}
 
 
-def test_of_megabytes_that_nobody_asked_for_little_is_encoded(
-    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("content", "ended", "text", "stop"),
+    [
+        *(("blue", end, "blue", "stop") for end in ("STOP", "eos_token", "EOS", "end_turn", "COMPLETE", "", None)),
+        *(("blue", end, "blue", "length") for end in ("LENGTH", "MAX_TOKENS")),
+        ([THOUGHT, {"type": "text", "text": "blue"}], "length", "blue", "length"),
+        ([{"type": "text", "text": "bl"}, {"type": "text", "text": "ue"}], "length", "blue", "length"),
+        ([{"type": "output_text", "text": "bl"}, {"type": "refusal", "refusal": "ue"}], "length", "blue", "length"),
+        ([], "length", "", "length"),
+        (None, "length", "", "length"),
+    ],
+)
+def test_text_and_end_of_a_chat_reply_may_have_other_forms(
+    content: Any, ended: str | None, text: str, stop: str
 ) -> None:
-    encoded = list[int]()
-    whole = Codec.encode
+    with endpoint_server(Server(takes="chat", fault=lambda _: chat_reply({"content": content}, ended))) as server:
+        engine = opened(server, None)
+        completion = run(engine)
+    assert completion.stop_reason == stop
+    assert engine.codec.decode(completion.token_ids, control=False) == text
+
+
+CALLS = [{"type": "function", "function": {"name": "search", "arguments": "{}"}}]
+
+
+@pytest.mark.parametrize(
+    ("message", "ended", "words"),
+    [
+        *(
+            ({"content": "blue"}, end, end)
+            for end in ("content_filter", "tool_calls", "function_call", "error", "abort", "SAFETY")
+        ),
+        ({"content": None, "tool_calls": CALLS}, "stop", "tool parser"),
+    ],
+)
+def test_an_incomplete_reply_is_an_error(message: Any, ended: str, words: str) -> None:
+    server = Server(takes="chat")
+    with endpoint_server(server):
+        engine = opened(server, None)
+        server.fault = lambda number: chat_reply(message, ended)
+        with rejecting(SamplerError, words):
+            run(engine)
+
+
+@pytest.mark.parametrize("content", [7, {"text": "blue"}, ["blue"], [{"type": "text"}], [{"type": "text", "text": 7}]])
+def test_content_of_another_shape_is_an_error(content: Any) -> None:
+    server = Server(takes="chat", fault=lambda number: chat_reply({"content": content}))
+    with endpoint_server(server), rejecting(ConfigError, "no mode works"):
+        opened(server, None)
+
+
+@pytest.mark.parametrize("text", ["blue <|im_end|> " * 20, "blue " * 200_000])
+def test_a_reply_of_text_is_cut_at_the_budget_and_the_excess_is_not_encoded(
+    text: str, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded, encode_text = list[int](), Codec.encode
 
     def encode(codec: Codec, text: str) -> list[int]:
         encoded.append(len(text))
-        return whole(codec, text)
+        return encode_text(codec, text)
 
-    with endpoint_server(Server(takes="completions", speak=lambda _: "blue " * 200_000)) as server:
+    with endpoint_server(Server(takes="completions", speak=lambda _: text)) as server:
         engine = opened(server, tiny_model_folder)
         monkeypatch.setattr(Codec, "encode", encode)
-        completion = asked(engine)
+        completion = run(engine)
     assert (len(completion.token_ids), completion.stop_reason) == (8, StopReason.LENGTH)
-    assert encoded
-    assert max(encoded) < 10_000
+    assert engine.codec.control_ids.isdisjoint(completion.token_ids)
+    assert set(completion.logprobs) == {0.0}
+    assert 0 < max(encoded) < 10_000
 
 
-def test_a_document_that_holds_a_role_marker_is_not_sent_as_text(tiny_model_folder: Path) -> None:
+def test_a_document_with_a_role_marker_is_not_sent_as_text(tiny_model_folder: Path) -> None:
     with endpoint_server(Server(takes="completions")) as server:
         engine = opened(server, tiny_model_folder)
-        with refusing(SamplerError, "role marker"):
-            asked(engine, tuple(engine.codec.encode("Anna <|im_end|> is blue")))
+        with rejecting(SamplerError, "role marker"):
+            run(engine, lambda engine: generate(engine, engine.codec.encode("Anna <|im_end|> is blue")))
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -327,59 +285,56 @@ def test_a_reply_with_an_added_token_may_be_part_of_the_next_prompt(special: boo
     prompt = [*codec.encode_trusted("<|im_start|>assistant\n"), *codec.encode("<tool_call> blue")]
     params = SamplingParams(max_tokens=8, stop_ids=codec.stop_ids)
     if special:
-        with refusing(SamplerError, "role marker"):
+        with rejecting(SamplerError, "role marker"):
             form.body(prompt, params)
     else:
         assert form.body(prompt, params)["prompt"] == text
 
 
-def test_without_log_probabilities_none_are_asked_for(tiny_model_folder: Path) -> None:
+def test_without_log_probabilities_none_are_requested(tiny_model_folder: Path) -> None:
     with endpoint_server() as server:
-        completion = asked(opened(server, tiny_model_folder, logprobs=False))
+        completion = run(opened(server, tiny_model_folder, logprobs=False))
     assert all("logprobs" not in body for body in server.asked)
     assert set(completion.logprobs) == {0.0}
 
 
-# ---- trouble that passes -----------------------------------------------------------------------------------------
-
-
-def other_lengths(*, choice: dict[str, Any]) -> bytes:
-    told = {"finish_reason": "stop", "text": "", "token_ids": [5, 6], "logprobs": {"token_logprobs": [-1.0, -1.0]}}
-    return json.dumps({"choices": [{**told, **choice}]}).encode()
+def altered(**choice: Any) -> bytes:
+    good = {"finish_reason": "stop", "text": "", "token_ids": [5, 6], "logprobs": {"token_logprobs": [-1.0, -1.0]}}
+    return json.dumps({"choices": [good | choice]}).encode()
 
 
 TROUBLE: dict[str, Any] = {
     "busy": reply(429, {"error": "slow down"}, **{"retry-after": "0.01"}),
     "overloaded": reply(503, {"error": "overloaded"}),
     "broken": reply(500, {"error": "oops"}),
+    "error": reply(200, {"error": {"message": "upstream is busy " + "x" * 1000, "code": 502}}),
     "reset": "reset",
     "hang": "hang",
     "endless": "endless",
     "garbage": reply(200, b"<html>not JSON"),
     "null": reply(200, None),
     "no choices": reply(200, {"choices": []}),
-    "lengths": reply(200, other_lengths(choice={"token_ids": [5, 6, 7]})),
-    "too many": reply(200, other_lengths(choice={"token_ids": [5] * 9, "logprobs": None})),
-    "ids left out": reply(200, other_lengths(choice={"token_ids": None})),
-    "log-probabilities left out": reply(200, other_lengths(choice={"logprobs": None})),
-    "no ids": reply(200, other_lengths(choice={"token_ids": [5, "6"]})),
-    "negative": reply(200, other_lengths(choice={"token_ids": [5, -6]})),
-    "not finite": reply(200, other_lengths(choice={}).replace(b"-1.0]", b"1e999]")),
-    "above 0": reply(200, other_lengths(choice={"logprobs": {"token_logprobs": [-1.0, 0.5]}})),
-    "other prompt": reply(200, other_lengths(choice={"prompt_token_ids": [1, 2, 3]})),
+    "lengths": reply(200, altered(token_ids=[5, 6, 7])),
+    "too many": reply(200, altered(token_ids=[5] * 9, logprobs=None)),
+    "ids left out": reply(200, altered(token_ids=None)),
+    "log-probabilities left out": reply(200, altered(logprobs=None)),
+    "no ids": reply(200, altered(token_ids=[5, "6"])),
+    "negative": reply(200, altered(token_ids=[5, -6])),
+    "not finite": reply(200, altered().replace(b"-1.0]", b"1e999]")),
+    "above 0": reply(200, altered(logprobs={"token_logprobs": [-1.0, 0.5]})),
+    "other prompt": reply(200, altered(prompt_token_ids=[1, 2, 3])),
 }
 
 
 @pytest.mark.parametrize("trouble", TROUBLE)
-def test_trouble_that_passes_is_outlasted(
+def test_an_error_that_passes_is_retried(
     trouble: str, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module.EndpointClient, "reply_bytes", 1 << 20)
     server = Server(fault=lambda number: TROUBLE[trouble] if number == PROBES else None)
 
-    async def outlasted(engine: EndpointEngine) -> Completion:
-        params = SamplingParams(max_tokens=8, seed=5, stop_ids=engine.codec.stop_ids)
-        task = asyncio.create_task(engine.sampler.generate(PROMPT, params))
+    async def retried(engine: EndpointEngine) -> Completion:
+        task = asyncio.create_task(generate(engine))
         while len(server.asked) == PROBES:
             await asyncio.sleep(0.001)
         if trouble == "hang":
@@ -387,39 +342,35 @@ def test_trouble_that_passes_is_outlasted(
         return await task
 
     with endpoint_server(server):
-        engine = opened(server, tiny_model_folder, timeout_s=30.0)
-        completion = run(engine, lambda: outlasted(engine))
+        completion = run(opened(server, tiny_model_folder, timeout_s=30.0), retried)
     assert len(completion.token_ids) == 6
     assert len(server.asked) == PROBES + 2
     assert server.asked[-1] == server.asked[-2]  # the seed too
 
 
 @pytest.mark.parametrize(
-    ("trouble", "words"),
-    [("busy", "status 429"), ("reset", "gave up after 3 attempts"), ("garbage", "not JSON"), ("lengths", "3 tokens")],
+    ("trouble", "settings", "attempts", "kind", "words"),
+    [
+        ("busy", {}, 3, SamplerError, ["status 429"]),
+        ("reset", {}, 3, SamplerError, ["gave up after 3 attempts"]),
+        ("garbage", {}, 3, SamplerError, ["not JSON"]),
+        ("lengths", {}, 3, SamplerError, ["3 tokens"]),
+        ("error", {}, 3, SamplerError, ["upstream is busy"]),
+        ("broken", {"patience_s": 0.0, "attempts": 20}, 8, EngineError, ["down: 8 attempts in a row", "status 500"]),
+    ],
 )
-def test_trouble_that_stays_is_told_on_one_line(trouble: str, words: str, tiny_model_folder: Path) -> None:
+def test_an_error_that_stays_is_reported_on_one_line(
+    trouble: str, settings: Any, attempts: int, kind: Any, words: list[str], tiny_model_folder: Path
+) -> None:
     server = Server(fault=lambda number: TROUBLE[trouble] if number >= PROBES else None)
-    with endpoint_server(server):
-        engine = opened(server, tiny_model_folder)
-        with refusing(SamplerError, server.url, words):
-            asked(engine)
-    assert len(server.asked) == PROBES + 3
+    with endpoint_server(server), rejecting(kind, server.url, *words):
+        run(opened(server, tiny_model_folder, **settings))
+    assert len(server.asked) == PROBES + attempts
 
 
-def test_an_endpoint_that_stays_down_is_lost_for_all(tiny_model_folder: Path) -> None:
-    server = Server(fault=lambda number: TROUBLE["broken"] if number >= PROBES else None)
-    with endpoint_server(server):
-        engine = opened(server, tiny_model_folder, patience_s=0.0, attempts=20)
-        with refusing(EngineError, server.url, "down: 8 attempts in a row failed", "status 500"):
-            asked(engine)
-    assert len(server.asked) == PROBES + 8
-
-
-def test_no_more_requests_are_under_way_than_allowed(tiny_model_folder: Path) -> None:
+def test_no_more_requests_are_in_flight_than_allowed(tiny_model_folder: Path) -> None:
     async def many(engine: EndpointEngine) -> list[Completion]:
-        params = [SamplingParams(max_tokens=8, seed=n, stop_ids=engine.codec.stop_ids) for n in range(60)]
-        return await asyncio.gather(*(engine.sampler.generate(PROMPT, each) for each in params))
+        return await asyncio.gather(*(generate(engine, seed=n) for n in range(60)))
 
     together = threading.Barrier(11)  # more than one pool of connections
 
@@ -428,8 +379,7 @@ def test_no_more_requests_are_under_way_than_allowed(tiny_model_folder: Path) ->
             together.wait(20)
 
     with endpoint_server(Server(fault=fault)) as server:
-        engine = opened(server, tiny_model_folder, concurrency=11)
-        completions = run(engine, lambda: many(engine))
+        completions = run(opened(server, tiny_model_folder, concurrency=11), many)
     assert server.most_at_once == 11
     assert len({completion.token_ids for completion in completions}) == 60
 
@@ -438,8 +388,7 @@ def test_a_cancelled_request_is_closed(tiny_model_folder: Path) -> None:
     server = Server(fault=lambda number: "hang" if number >= PROBES else None)
 
     async def cancelled(engine: EndpointEngine) -> None:
-        params = SamplingParams(max_tokens=8, stop_ids=engine.codec.stop_ids)
-        task = asyncio.create_task(engine.sampler.generate(PROMPT, params))
+        task = asyncio.create_task(generate(engine))
         while len(server.asked) == PROBES:
             await asyncio.sleep(0.001)
         task.cancel()
@@ -449,54 +398,49 @@ def test_a_cancelled_request_is_closed(tiny_model_folder: Path) -> None:
 
     with endpoint_server(server):
         engine = opened(server, tiny_model_folder)
-        run(engine, lambda: cancelled(engine))
+        run(engine, cancelled)
     assert engine.sampler.stats().cancelled == 1
 
 
-# ---- what no attempt can mend -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("status", "body", "words"),
+    ("status", "body", "words", "requests"),
     [
-        (401, {"error": "bad key"}, "--api-key-env"),
-        (403, {"error": "bad key"}, "--api-key-env"),
-        (429, {"error": {"code": "insufficient_quota"}}, "quota is exhausted"),
+        (401, {"error": "bad key"}, ["--api-key-env"], 1),
+        (403, {"error": "bad key"}, ["--api-key-env"], 1),
+        (429, {"error": {"code": "insufficient_quota"}}, ["quota is exhausted"], 1),
+        (429, None, ["status 429", "try again later"], 4),
+        (503, None, ["status 503", "try again later"], 4),
     ],
 )
-def test_what_concerns_every_request_fails_at_once(status: int, body: Any, words: str, tiny_model_folder: Path) -> None:
-    with endpoint_server(Server(fault=lambda number: reply(status, body))) as server:
-        with refusing(EngineError, words):
-            opened(server, tiny_model_folder)
-        assert len(server.asked) == 1
-
-
-@pytest.mark.parametrize("status", [429, 503])
-def test_an_endpoint_without_time_is_not_taken_for_one_of_another_mode(status: int, tiny_model_folder: Path) -> None:
-    server = Server(fault=lambda number: reply(status))
-    with endpoint_server(server), refusing(EngineError, f"status {status}", "try again later"):
+def test_an_error_of_every_request_is_not_mistaken_for_an_unsupported_mode(
+    status: int, body: Any, words: list[str], requests: int, tiny_model_folder: Path
+) -> None:
+    server = Server(fault=lambda number: reply(status, body))
+    with endpoint_server(server), rejecting(EngineError, *words):
         opened(server, tiny_model_folder)
     assert {*server.paths} == {"/v1/models", "/v1/completions"}
+    assert len(server.asked) == requests
 
 
-def test_a_server_that_trips_over_token_ids_is_asked_in_text(tiny_model_folder: Path) -> None:
-    server = Server(fault=lambda number: reply(500) if isinstance(server.asked[number]["prompt"], list) else None)
+@pytest.mark.parametrize("wrong", [reply(500), reply(200, {"usage": {"prompt_tokens": 1}, "choices": [{"text": "a"}]})])
+def test_a_server_that_misreads_token_ids_gets_text(wrong: Any, tiny_model_folder: Path) -> None:
+    server = Server(fault=lambda number: wrong if isinstance(server.asked[number]["prompt"], list) else None)
     with endpoint_server(server):
-        assert "mode completions: " in opened(server, tiny_model_folder).limits.note
+        assert endpoint_of(opened(server, tiny_model_folder)).mode == "completions"
 
 
 def test_redirects_are_not_followed(tiny_model_folder: Path) -> None:
     with endpoint_server() as other, endpoint_server() as server:
         server.fault = lambda number: reply(307, None, location=f"{other.url}/completions")
-        with refusing(EngineError, "redirect to", other.url, "set engine.url (--base-url)"):
+        with rejecting(EngineError, "redirect to", other.url, "set engine.url (--base-url)"):
             opened(server, tiny_model_folder)
     assert other.paths == []
 
 
-def test_nobody_there_is_told_at_once(tiny_model_folder: Path) -> None:
+def test_an_endpoint_that_does_not_listen_is_reported_at_once(tiny_model_folder: Path) -> None:
     with endpoint_server() as server:
         pass
-    with refusing(EngineError, server.url, "unreachable", "check engine.url (--base-url), and that it runs"):
+    with rejecting(EngineError, server.url, "unreachable", "check engine.url (--base-url), and that it runs"):
         opened(server, tiny_model_folder)
 
 
@@ -510,48 +454,41 @@ def test_nobody_there_is_told_at_once(tiny_model_folder: Path) -> None:
         ("http://127.0.0.1:9/v1/chat/completions", "give what stands before it, http://127.0.0.1:9/v1"),
     ],
 )
-def test_an_address_that_is_none_is_refused(url: str, words: str, tiny_model_folder: Path) -> None:
-    with refusing(ConfigError, words):
+def test_an_invalid_address_is_an_error(url: str, words: str, tiny_model_folder: Path) -> None:
+    with rejecting(ConfigError, words):
         open_engine(config_of(url, tiny_model_folder), objective=None)
 
 
-def test_a_model_that_is_not_there_is_named_with_those_that_are(tiny_model_folder: Path) -> None:
-    with endpoint_server() as server, refusing(ConfigError, "no model serve; did you mean served?", "it has served"):
-        open_engine(config_of(server.url, tiny_model_folder, "serve"), objective=None)
+@pytest.mark.parametrize(
+    ("server", "folder", "settings", "kind", "words"),
+    [
+        (Server(), True, {"model": "serve"}, ConfigError, ["no model serve; did you mean served?", "it has served"]),
+        (Server(), True, {"max_model_len": 5000}, ConfigError, ["engine.max_model_len=5000", "4096"]),
+        (Server(), False, {"mode": "tokens"}, ModelError, ["--tokenizer", "model served"]),
+        (Server(takes="chat", window=None), False, {}, ConfigError, ["engine.max_model_len", "131072"]),
+    ],
+)
+def test_settings_that_do_not_fit_the_endpoint_are_an_error(
+    server: Server, folder: bool, settings: Any, kind: Any, words: list[str], tiny_model_folder: Path
+) -> None:
+    with endpoint_server(server), rejecting(kind, *words):
+        opened(server, tiny_model_folder if folder else None, **settings)
 
 
-def test_a_path_without_v1_is_told(tiny_model_folder: Path) -> None:
-    with endpoint_server() as server:
-        bare = server.url.removesuffix("/v1")
-        server.takes = "chat"
-        server.fault = lambda number: reply(404, {"detail": "Not Found"})
-        with refusing(ConfigError, "does engine.url (--base-url) lack /v1?"):
-            open_engine(config_of(bare, tiny_model_folder), objective=None)
+def test_a_path_without_v1_is_reported(tiny_model_folder: Path) -> None:
+    server = Server(takes="chat", fault=lambda _: reply(404, {"detail": "Not Found"}))
+    with endpoint_server(server), rejecting(ConfigError, "does engine.url (--base-url) lack /v1?"):
+        open_engine(config_of(server.url.removesuffix("/v1"), tiny_model_folder), objective=None)
 
 
-def test_a_mode_that_needs_the_tokenizer_says_how_to_name_it() -> None:
-    with endpoint_server() as server, refusing(ModelError, "--tokenizer", "model served"):
-        opened(server, None, mode="tokens")
-
-
-def test_a_window_that_nobody_says_must_be_given() -> None:
+def test_the_window_of_an_endpoint_that_reports_none_is_the_users() -> None:
     with endpoint_server(Server(takes="chat", window=None)) as server:
-        with refusing(ConfigError, "engine.max_model_len", "131072"):
-            opened(server, None)
         assert opened(server, None, max_model_len=1000).limits.max_context == 1000
 
 
-def test_a_window_larger_than_the_endpoints_is_refused(tiny_model_folder: Path) -> None:
-    with endpoint_server() as server, refusing(ConfigError, "engine.max_model_len=5000", "4096"):
-        opened(server, tiny_model_folder, max_model_len=5000)
-
-
-def test_training_on_an_endpoint_is_refused() -> None:
-    with refusing(ConfigError, "samples alone"):
+def test_training_on_an_endpoint_is_an_error() -> None:
+    with rejecting(ConfigError, "samples alone"):
         open_engine(config_of("http://127.0.0.1:9/v1", None), objective="policy")
-
-
-# ---- prompts and tokenizers ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -562,68 +499,43 @@ def test_training_on_an_endpoint_is_refused() -> None:
         "The input (9000 tokens) is longer than the model's context length (4096 tokens).",
     ],
 )
-def test_a_prompt_that_the_endpoint_finds_too_long_is_one(message: str, tiny_model_folder: Path) -> None:
+def test_a_prompt_that_the_endpoint_finds_too_long_is_a_separate_error(message: str, tiny_model_folder: Path) -> None:
     server = Server(fault=lambda number: reply(400, {"error": {"message": message}}) if number >= PROBES else None)
-    with endpoint_server(server):
-        engine = opened(server, tiny_model_folder)
-        with refusing(PromptTooLong, "engine.max_model_len"):
-            asked(engine)
+    with endpoint_server(server), rejecting(PromptTooLong, "engine.max_model_len"):
+        run(opened(server, tiny_model_folder))
 
 
 def test_a_prompt_beyond_the_window_is_not_sent(tiny_model_folder: Path) -> None:
-    with endpoint_server(Server(window=24)) as server:
-        engine = opened(server, tiny_model_folder)
-        with refusing(PromptTooLong, "window of 24"):
-            asked(engine)
+    with endpoint_server(Server(window=24)) as server, rejecting(PromptTooLong, "window of 24"):
+        run(opened(server, tiny_model_folder))
     assert len(server.asked) == PROBES
 
 
-def test_a_tokenizer_that_is_not_the_servers_is_refused_by_a_text(tiny_model_folder: Path, tiny_codec: Any) -> None:
+def test_a_tokenizer_is_compared_with_the_servers(tiny_model_folder: Path, tiny_codec: Any) -> None:
     def other(text: str) -> list[int]:
         ids: list[int] = tiny_codec.encode_trusted(text)
         return [*ids[:3], 7, *ids[4:]] if "Zürich" in text else ids
 
-    with endpoint_server(Server(tokenize=other)) as server, refusing(ModelError, "Zürich", "token 3", "--tokenizer"):
+    with endpoint_server(Server(tokenize=other)) as server, rejecting(ModelError, "Zürich", "token 3", "--tokenizer"):
         opened(server, tiny_model_folder)
-
-
-def test_a_tokenizer_that_is_the_servers_is_said_to_be(tiny_model_folder: Path, tiny_codec: Any) -> None:
     with endpoint_server(Server(tokenize=tiny_codec.encode_trusted)) as server:
         note = opened(server, tiny_model_folder).limits.note
     assert "tokenizer compared with the server's" in note
-
-
-def test_a_server_that_counts_other_tokens_is_asked_in_text(tiny_model_folder: Path) -> None:
-    """As one that takes a list of ids for something else."""
-
-    def fault(number: int) -> Any:
-        body = server.asked[number]
-        wrong = {"usage": {"prompt_tokens": 1}, "choices": [{"text": "a", "finish_reason": "stop"}]}
-        return reply(200, wrong) if isinstance(body["prompt"], list) else None
-
-    server = Server(fault=fault)
-    with endpoint_server(server):
-        engine = opened(server, tiny_model_folder)
-    assert engine.limits.endpoint is not None
-    assert engine.limits.endpoint.mode == "completions"
 
 
 USAGES = [None, [], [1], "text", 5, {"prompt_tokens": "²"}, {"prompt_tokens": [1]}, {"prompt_tokens_details": [2]}]
 
 
 @pytest.mark.parametrize("usage", [*USAGES, {"completion_tokens": 1e300}, {"prompt_tokens": {"cached": 1}}])
-def test_counts_that_are_none_are_zero_and_the_reply_counts(usage: Any, tiny_model_folder: Path) -> None:
-    said = {"choices": [{"text": "blue", "finish_reason": "stop"}], "usage": usage}
-    with endpoint_server(Server(takes="completions", fault=lambda number: reply(200, said))) as server:
+def test_invalid_counts_of_a_reply_are_replaced_by_the_engines(usage: Any, tiny_model_folder: Path) -> None:
+    body = {"choices": [{"text": "blue", "finish_reason": "stop"}], "usage": usage}
+    with endpoint_server(Server(takes="completions", fault=lambda number: reply(200, body))) as server:
         engine = opened(server, tiny_model_folder, mode="completions")
-        completion = asked(engine)
-        assert engine.codec.decode(completion.token_ids, control=False) == "blue"
-        stats = engine.sampler.stats()
-        assert (stats.prompt_tokens, stats.generated_tokens) == (len(PROMPT), len(completion.token_ids))  # counted here
+        completion = run(engine)
+    assert engine.codec.decode(completion.token_ids, control=False) == "blue"
+    stats = engine.sampler.stats()
+    assert (stats.prompt_tokens, stats.generated_tokens) == (len(PROMPT), len(completion.token_ids))
     assert len(server.asked) == PROBES + 1
-
-
-# ---- the key ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [200, 302, 400, 401, 418, 500])
@@ -637,9 +549,9 @@ def test_a_key_that_an_endpoint_echoes_is_in_no_message(
         engine = opened(server, tiny_model_folder, api_key_env="OF_THE_ENDPOINT")
         body = f'{{"choices": [{{"text": "you sent Bearer {ECHOES[form]}", "finish_reason": "stop"}}]}}'
         server.fault = lambda number: reply(status, body.encode(), location=f"/login?key={ECHOES[form]}")
-        with pytest.raises(PalimpsestError, match=r"redacted|contains the key") as refused:
-            asked(engine)
-    assert not [piece for piece in ("3cret", "key+", "0123", "0073", "0033") if piece in str(refused.value)]
+        with pytest.raises(PalimpsestError, match=r"redacted|contains the key") as caught:
+            run(engine)
+    assert not [piece for piece in ("3cret", "key+", "0123", "0073", "0033") if piece in str(caught.value)]
     assert all(headers["authorization"] == f"Bearer {KEY}" for headers in server.headers)
     assert KEY not in repr(engine.limits)
 

@@ -1,10 +1,8 @@
-"""The real vLLM as an endpoint, from the Python that $PALIMPSEST_VLLM_PYTHON names (scripts/vllm_environment.py makes
-one): the same greedy answers as the embedded engine's on the same random weights."""
+"""The real vLLM as an endpoint: the greedy answers of the embedded engine on the same random weights."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,57 +14,50 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import open_engine, using
 from palimpsest.errors import ModelError, PromptTooLong
 from palimpsest.types import SamplingParams
-from support.vllm_server import random_model, vllm_server
+from support.vllm_server import NEEDS_VLLM, served_model
 
-PYTHON = os.environ.get("PALIMPSEST_VLLM_PYTHON")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(PYTHON is None, reason="no $PALIMPSEST_VLLM_PYTHON, a Python with vLLM"),
-]
+pytestmark = NEEDS_VLLM
 WINDOW = 512
 BUDGETS = {"chunk_size": 128, "memory_tokens": 16, "question_tokens": 64, "answer_tokens": 16}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_model(tmp_path_factory.mktemp("served"), WINDOW)
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    with served_model(tmp_path_factory.mktemp("served"), WINDOW) as model_and_url:
+        yield model_and_url
 
 
-@pytest.fixture(scope="module")
-def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    assert PYTHON is not None
-    with vllm_server(PYTHON, model, tmp_path_factory.mktemp("log") / "vllm.log", window=WINDOW) as address:
-        yield address
+@pytest.fixture
+def model(served: tuple[Path, str]) -> Path:
+    return served[0]
 
 
-def played(model: Path, **endpoint: Any) -> Evaluation:
-    return evaluate(model, "synthetic", overrides=BUDGETS, chunks=3, limit=8, quiet=True, **endpoint)
+@pytest.fixture
+def url(served: tuple[Path, str]) -> str:
+    return served[1]
 
 
-def said(evaluation: Evaluation) -> list[tuple[Any, ...]]:
-    return [(sample.id, sample.answer, sample.memory, sample.sampled_tokens) for sample in evaluation]
+def played(model: Path, chunks: int = 3, limit: int = 8, mode: str = "auto", **endpoint: Any) -> Evaluation:
+    overrides = BUDGETS | ({"engine.mode": mode} if endpoint else {})
+    return evaluate(model, "synthetic", overrides=overrides, chunks=chunks, limit=limit, quiet=True, **endpoint)
 
 
 def test_exact_token_ids_give_the_embedded_engines_greedy_answers(model: Path, url: str) -> None:
-    there, here = played(model, base_url=url), played(model)
-    assert there.endpoint is not None
-    assert there.endpoint.exact_ids
-    assert there.endpoint.logprobs
-    assert said(there) == said(here)
-    assert sum(sample.sampled_tokens for sample in here) > 100
+    remote, local = played(model, base_url=url), played(model)
+    assert remote.endpoint is not None
+    assert remote.endpoint.exact_ids
+    assert remote.endpoint.logprobs
+    there, here = (
+        [(sample.id, sample.answer, sample.memory, sample.sampled_tokens) for sample in evaluation]
+        for evaluation in (remote, local)
+    )
+    assert there == here
+    assert sum(sample.sampled_tokens for sample in remote) > 100
 
 
 @pytest.mark.parametrize("mode", ["completions", "chat"])
-def test_the_other_modes_play_too(mode: str, model: Path, url: str) -> None:
-    evaluation = evaluate(
-        model,
-        "synthetic",
-        overrides={**BUDGETS, "engine.mode": mode},
-        base_url=url,
-        chunks=2,
-        limit=4,
-        quiet=True,
-    )
+def test_text_modes_work(mode: str, model: Path, url: str) -> None:
+    evaluation = played(model, 2, 4, mode, base_url=url)
     assert evaluation.endpoint is not None
     assert (evaluation.endpoint.mode, evaluation.ungraded) == (mode, 0)
 
@@ -93,7 +84,7 @@ def test_the_window_the_tokenizer_and_the_log_probabilities_are_the_servers(mode
     assert completion.logprobs == pytest.approx(nats, abs=1e-4)
 
 
-def test_a_prompt_that_vllm_finds_too_long_is_one(model: Path, url: str) -> None:
+def test_a_prompt_that_vllm_finds_too_long_is_a_separate_error(model: Path, url: str) -> None:
     engine = open_engine(engine_config(model, url, mode="chat"), objective=None)
     # within the window as we count it, but not with what the server's own template adds
     prompt = [*engine.codec.encode_trusted("<|palimpsest:user|>"), *[engine.codec.encode(" Anna")[0]] * (WINDOW - 4)]
@@ -106,6 +97,6 @@ def test_a_prompt_that_vllm_finds_too_long_is_one(model: Path, url: str) -> None
         asyncio.run(using(engine, main()))
 
 
-def test_another_models_tokenizer_is_refused(url: str, model: Path, tiny_model_folder: Path) -> None:
+def test_the_tokenizer_of_another_model_is_an_error(url: str, model: Path, tiny_model_folder: Path) -> None:
     with pytest.raises(ModelError, match="its tokenizer is not the one here"):
         open_engine(engine_config(model, url, tokenizer=str(tiny_model_folder)), objective=None)

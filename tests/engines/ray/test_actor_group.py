@@ -1,4 +1,4 @@
-"""How the processes of a cluster are started and placed; Ray itself is started only by slow tests."""
+"""Start and placement of the processes of a cluster; only slow tests start Ray itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from palimpsest.engines import process_guard
 from palimpsest.engines.open import open_engine
 from palimpsest.errors import EngineError
 
-if find_spec("ray") is None:
-    pytest.skip("needs the extra ray", allow_module_level=True)
+pytest.importorskip("ray", reason="needs the extra ray")
 
 import ray
 from ray._private import services
@@ -38,41 +36,43 @@ def group_of(*overrides: str, copies: int = 0) -> ActorGroup:
     return ActorGroup(load_recipe("memagent-quickstart", ["engine.name=ray", *overrides]), "policy", copies)
 
 
-tries: list[str] = []
-"""The variable `TRIES` at each call of `ray.init`."""
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Without the variables that Ray reads; restored afterwards."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(ray, "init", lambda **options: None)
+    return monkeypatch
+
+
+Connect = Callable[..., list[str | None]]
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int]:
-    """Start Ray, or join one, where `ray.init` raises these; the times it was called."""
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    for name in ("RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
-        monkeypatch.setenv(name, "0")
+def connect(environment: pytest.MonkeyPatch, tmp_path: Path) -> Connect:
+    """Start or join Ray, whose `ray.init` raises these errors; the variable `TRIES` at each call."""
 
-    tries.clear()
-
-    def connect(*errors: Exception, overrides: tuple[str, ...] = ()) -> int:
-        pending, called = list(errors), 0
+    def connect(*errors: Exception, overrides: tuple[str, ...] = ()) -> list[str | None]:
+        pending, tries = list(errors), list[str | None]()
 
         def init(**options: Any) -> None:
-            nonlocal called
-            called += 1
-            tries.extend(filter(None, [os.environ.get(TRIES)]))
+            tries.append(os.environ.get(TRIES))
             if pending:
                 raise pending.pop(0)
 
-        monkeypatch.setattr(ray, "init", init)
+        environment.setattr(ray, "init", init)
         config = load_recipe("memagent-quickstart", ["engine.name=ray", *overrides])
         ActorGroup(config, None, 0)._connect(tmp_path, "test-starts")
-        return called
+        return tries
 
     return connect
 
 
 @pytest.mark.filterwarnings("ignore:Ray didn't start")
-def test_a_late_ray_is_killed_and_started_again(connect: Callable[..., int]) -> None:
+def test_a_late_ray_is_killed_and_started_again(connect: Connect) -> None:
     left = psutil.Popen(["sleep", "600"], env={process_guard.MARK: "test-starts", "PATH": "/usr/bin:/bin"})
-    assert connect(Exception("The current node timed out"), RuntimeError("Failed to start GCS.")) == 3
+    assert len(connect(Exception("The current node timed out"), RuntimeError("Failed to start GCS."))) == 3
     assert left.wait(60) < 0
 
 
@@ -80,34 +80,30 @@ def test_a_late_ray_is_killed_and_started_again(connect: Callable[..., int]) -> 
 @pytest.mark.parametrize(
     "errors", [[Exception("timed out\nin lines")] * 3, [OSError("no space")], [RuntimeError("a cluster is there")]]
 )
-def test_a_failed_start_of_ray_is_an_error_of_one_line(connect: Callable[..., int], errors: list[Exception]) -> None:
+def test_a_failed_start_of_ray_is_an_error_of_one_line(connect: Connect, errors: list[Exception]) -> None:
     with pytest.raises(EngineError, match="Ray's start failed: ") as caught:
         connect(*errors)
     assert "\n" not in str(caught.value)
 
 
-def test_ray_asks_for_its_head_as_long_as_the_clusters_limit(connect: Callable[..., int]) -> None:
-    connect(overrides=("cluster.timeout_s=80",))
-    assert tries in (["80"], ["79"])  # seconds left for the head
+def test_ray_waits_for_its_head_until_the_clusters_limit(connect: Connect) -> None:
+    assert connect(overrides=("cluster.timeout_s=80",)) in (["80"], ["79"])  # seconds left for the head
 
 
 def joining(port: int, folder: Path) -> tuple[str, ...]:
     return f"cluster.address=127.0.0.1:{port}", f"cluster.folder={folder}", "cluster.timeout_s=80"
 
 
-def test_a_cluster_that_cannot_be_joined_is_named_within_the_limit(connect: Callable[..., int], tmp_path: Path) -> None:
+def test_a_cluster_that_cannot_be_joined_is_named_within_the_limit(connect: Connect, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with pytest.raises(EngineError, match=rf"cluster\.address=127\.0\.0\.1:{port}: joining failed: .*no such head"):
             connect(ConnectionError("no such head"), overrides=joining(port, tmp_path))
-        assert connect(overrides=joining(port, tmp_path)) == 1
-        assert tries == ["2", "2"]  # of some 36 s each
+        assert connect(overrides=joining(port, tmp_path)) == ["2"]  # of some 36 s
         assert TRIES not in os.environ
 
 
-def test_an_address_without_a_listener_is_an_error_before_ray_looks_for_it(
-    connect: Callable[..., int], tmp_path: Path
-) -> None:
+def test_an_address_without_a_listener_is_an_error_before_ray_looks_for_it(connect: Connect, tmp_path: Path) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # no other process gets the port or listens
         port = silent.getsockname()[1]
@@ -177,19 +173,6 @@ def test_a_started_cluster_rejects_clients_without_its_token(tmp_path: Path, mon
         group.close()
 
 
-# ---- tokens ----
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Without the variables that Ray reads; restored afterwards."""
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(ray, "init", lambda **options: None)
-    return monkeypatch
-
-
 def test_a_started_cluster_has_a_random_token(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tokens = []
     for _ in range(2):
@@ -216,9 +199,6 @@ def test_a_started_cluster_without_a_token_is_rejected(
         group_of()._connect(tmp_path, "mark")
 
 
-# ---- placement ----
-
-
 class Placement:
     """A placement group of Ray's."""
 
@@ -230,17 +210,11 @@ class Placement:
         return all(bundle.get("GPU", 0) <= 8 for bundle in self.bundles) and len(self.bundles) < 9
 
 
-def places(
-    monkeypatch: pytest.MonkeyPatch,
-    group: ActorGroup,
-    ranks: list[float],
-    copies: list[float],
-    servers: list[float] | None = None,
-) -> list[Any]:
+def places(monkeypatch: pytest.MonkeyPatch, group: ActorGroup, *sizes: list[float]) -> list[Any]:
     """The reserved bundles, then the bundle of each rank, sampler and server; None: Ray places it anywhere."""
     monkeypatch.setattr(groups, "placement_group", lambda bundles, strategy: Placement(bundles, strategy))
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 16.0})
-    chosen = [options.get("scheduling_strategy") for options in group._reserve(ranks, copies, servers or [])]
+    chosen = [options.get("scheduling_strategy") for options in group._reserve(*sizes)]
     reserved = chosen[0].placement_group.bundles if chosen[0] else None
     return [reserved, *(strategy and strategy.placement_group_bundle_index for strategy in chosen)]
 
@@ -270,28 +244,22 @@ def test_processes_reserve_gpus_and_share_bundles(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "width", "size", "servers", "bundles", "indices"),
+    ("ranks", "width", "size", "bundles", "indices"),
     [
-        (1, 1, 4, 4, 4, [0, 1, 2, 3, 0, 1, 2, 3]),
-        (1, 2, 4, 2, 2, [0, 0, 1, 1, 0, 1]),
-        (2, 1, 4, 4, 2, [0, 0, 1, 1, 0, 0, 1, 1]),
-        (4, 2, 8, 4, 2, [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1]),
+        (1, 1, 4, 4, [0, 1, 2, 3, 0, 1, 2, 3]),
+        (1, 2, 4, 2, [0, 0, 1, 1, 0, 1]),
+        (2, 1, 4, 2, [0, 0, 1, 1, 0, 0, 1, 1]),
+        (4, 2, 8, 2, [0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1]),
     ],
 )
 def test_a_server_that_takes_turns_shares_the_bundles_of_its_ranks(
-    ranks: int,
-    width: int,
-    size: int,
-    servers: int,
-    bundles: int,
-    indices: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    ranks: int, width: int, size: int, bundles: int, indices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    servers = len(indices) - size
     sizes = (f"cluster.tensor_parallel_size={ranks}", f"sampler.tensor_parallel_size={width}")
     group = group_of(VLLM[0], f"sampler.servers={servers}", COLOCATED, f"cluster.learners={size}", *sizes)
-    reserved, *places_ = places(monkeypatch, group, [1.0] * size, [], [0.0] * servers)
-    assert reserved == [{"GPU": float(size // bundles)}] * bundles
-    assert places_ == indices
+    placed = places(monkeypatch, group, [1.0] * size, [], [0.0] * servers)
+    assert placed == [[{"GPU": float(size // bundles)}] * bundles, *indices]
 
 
 def test_servers_on_cpus_are_spread_over_the_machines() -> None:
@@ -325,17 +293,15 @@ def test_a_process_without_a_gpu_computes_on_a_cpu_on_any_machine(
 
 def test_a_cluster_without_room_names_its_free_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "available_resources", lambda: {"CPU": 4.0})
-    with pytest.raises(
-        EngineError, match=r"no room for 10 GPUs within .*; free are \{'CPU': 4\.0\}: lower cluster\.lear"
-    ):
-        places(monkeypatch, group_of(), [1.0] * 10, [])
+    message = r"no room for 10 GPUs within .*; free are \{'CPU': 4\.0\}: lower cluster\.lear"
+    with pytest.raises(EngineError, match=message):
+        places(monkeypatch, group_of(), [1.0] * 10, [], [])
 
 
 @pytest.mark.parametrize(
     ("resources", "message"),
     [
         ({"CPU": 4.0}, "the cluster has 0 GPUs, this run needs 2 of them: lower cluster.learners, cluster.samplers or"),
-        ({"CPU": 4.0, "GPU": 1.0}, "the cluster has 1 GPUs, this run needs 2 of them: lower cluster.learners"),
         ({"GPU": 2.0}, "the cluster has 0 CPUs, this run needs 1 of them: lower cluster.learners, cluster.samplers"),
     ],
 )
@@ -353,7 +319,6 @@ def test_a_cluster_too_small_for_a_run_is_an_error_at_once(
     [
         (["cluster.gpus_per_learner=1", "cluster.learners=3"], 3),
         (["cluster.gpus_per_learner=1", "cluster.gpus_per_sampler=1", "cluster.samplers=2"], 3),
-        (["cluster.gpus_per_sampler=1", "cluster.samplers=3", "cluster.gpus_per_learner=0"], 3),
         (["cluster.learners=3"], 3),
         ([COLOCATED, *FRACTIONS, "cluster.samplers=3"], 3),
     ],
@@ -376,11 +341,9 @@ async def test_missing_gpus_of_this_machine_are_an_error_before_a_run_folder_is_
 async def test_ray_does_not_see_the_gpus_of_servers(
     visible: str | None, device: int, left: str, environment: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    environment.setenv("CUDA_VISIBLE_DEVICES", "")
+    environment.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     if visible is None:
         environment.delenv("CUDA_VISIBLE_DEVICES")
-    else:
-        environment.setenv("CUDA_VISIBLE_DEVICES", visible)
     visible_to_ray: list[str | None] = []
     environment.setattr(ray, "init", lambda **_: visible_to_ray.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
     environment.setattr(torch.cuda, "device_count", lambda: 4)
@@ -396,8 +359,7 @@ async def test_ray_does_not_see_the_gpus_of_servers(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "needed"),
-    [([], 4), (["sampler.tensor_parallel_size=2"], 6), (["cluster.placement=colocated"], 2)],
+    ("overrides", "needed"), [([], 4), (["sampler.tensor_parallel_size=2"], 6), (["cluster.placement=colocated"], 2)]
 )
 @pytest.mark.parametrize("cpu_build", [False, True])
 def test_servers_count_as_gpus_of_a_run_unless_they_take_turns_or_compute_on_cpus(
@@ -405,9 +367,9 @@ def test_servers_count_as_gpus_of_a_run_unless_they_take_turns_or_compute_on_cpu
 ) -> None:
     config = load_recipe("memagent-quickstart", ["engine.name=ray", *VLLM, "cluster.learners=2", *overrides])
     monkeypatch.setattr(groups, "on_cpu", lambda: cpu_build)
-    there = 2 if cpu_build else needed
-    monkeypatch.setattr(groups, "gpus_but", lambda _: ["a GPU"] * there)
+    available = 2 if cpu_build else needed
+    monkeypatch.setattr(groups, "gpus_but", lambda _: ["a GPU"] * available)
     groups.check_gpus(config, 2, 0)
-    monkeypatch.setattr(groups, "gpus_but", lambda _: ["a GPU"] * (there - 1))
-    with pytest.raises(EngineError, match=f"has {there - 1} GPUs, this run needs {there} of them"):
+    monkeypatch.setattr(groups, "gpus_but", lambda _: ["a GPU"] * (available - 1))
+    with pytest.raises(EngineError, match=f"has {available - 1} GPUs, this run needs {available} of them"):
         groups.check_gpus(config, 2, 0)

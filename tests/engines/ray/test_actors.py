@@ -7,7 +7,6 @@ import platform
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.errors import CheckpointError, RunError
 from support.cluster import own_address
 
-if find_spec("ray") is None:
-    pytest.skip("needs the extra ray", allow_module_level=True)
+pytest.importorskip("ray", reason="needs the extra ray")
 
 from palimpsest.engines.ray.actors import Rank, SamplerCopy
 

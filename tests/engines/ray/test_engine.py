@@ -1,8 +1,7 @@
-"""The engine on Ray without its processes: what it reports and rejects before it starts."""
+"""Notes and errors of the engine on Ray before its start."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,26 +11,17 @@ from palimpsest.engines.open import open_engine
 from palimpsest.errors import ConfigError, EngineError
 from palimpsest.types import SamplingParams
 
-if find_spec("ray") is None:
-    pytest.skip("needs the extra ray", allow_module_level=True)
+pytest.importorskip("ray", reason="needs the extra ray")
 
 from palimpsest.engines.ray.actor_group import ActorGroup
 from palimpsest.engines.ray.engine import risk_of
 
 
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Without the variables that Ray reads; restored afterwards."""
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    return monkeypatch
-
-
 @pytest.mark.parametrize("mode", ["token", "disabled", None])
-def test_the_risk_of_joining_a_cluster_depends_on_its_token(environment: pytest.MonkeyPatch, mode: str | None) -> None:
-    if mode is not None:
-        environment.setenv("RAY_AUTH_MODE", mode)
+def test_the_risk_of_joining_a_cluster_depends_on_its_token(monkeypatch: pytest.MonkeyPatch, mode: str | None) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", mode or "")
+    if mode is None:
+        monkeypatch.delenv("RAY_AUTH_MODE")
     risk = risk_of("10.0.0.1:6379")
     assert risk.startswith("cluster.address=10.0.0.1:6379: Ray and the ranks listen on all interfaces")
     assert ("and knows the token runs code there as you" in risk) is (mode == "token")
@@ -55,9 +45,7 @@ def test_a_missing_folder_is_rejected_before_a_model_is_read(tmp_path: Path) -> 
         open_engine(config, objective="policy")
 
 
-async def test_a_failed_start_of_processes_is_raised_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_failed_start_of_processes_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(group: ActorGroup) -> None:
         raise EngineError("no room for 8 GPUs")
 
@@ -65,10 +53,8 @@ async def test_a_failed_start_of_processes_is_raised_unchanged(
     config = load_recipe("memagent-quickstart", ["engine.name=ray"])
     engine = open_engine(config, objective="policy")
     assert engine.learner is not None
-    with pytest.raises(EngineError, match="no room"):
-        await engine.learner.publish()
-    with pytest.raises(EngineError, match="no room"):
-        await engine.sampler.generate((1,), SamplingParams(max_tokens=1))
-    with pytest.raises(EngineError, match="no room"):
-        await engine.sampler.score((1,), (2,))
+    calls = engine.sampler.generate((1,), SamplingParams(max_tokens=1)), engine.sampler.score((1,), (2,))
+    for call in (engine.learner.publish(), *calls):
+        with pytest.raises(EngineError, match="no room"):
+            await call
     await engine.close()

@@ -15,11 +15,7 @@ from support.command import Run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: extra ray")]
 
-SHARED = (
-    "cluster.placement=colocated",
-    "cluster.gpus_per_learner=0.6",
-    "cluster.gpus_per_sampler=0.4",
-)
+SHARED = ("cluster.placement=colocated", "cluster.gpus_per_learner=0.6", "cluster.gpus_per_sampler=0.4")
 DIFFERING = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
 TOLERANCE = 1e-3
 

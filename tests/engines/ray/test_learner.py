@@ -1,7 +1,4 @@
-"""Ranks compared with one process on the same batches: loss, gradients, weights, checkpoints. No Ray.
-
-Two ranks are two processes, started once for all cases; one rank is this process.
-"""
+"""Ranks compared with one process on the same batches, without Ray. Two ranks run once for all cases."""
 
 from __future__ import annotations
 
@@ -29,12 +26,23 @@ from palimpsest.engines.protocol import StepBatch
 from palimpsest.engines.ray.learner import RankLearner
 from palimpsest.errors import CheckpointError
 from palimpsest.types import Completion, StopReason
-from support.clipped import clip_copies_that_differ, clip_divided
-from support.exact_ranks import compute_exactly, rounded
 from support.forests import batch_of_rows, completed, exact, gradients, grown, largest_error
 from support.models import build_llama, nats_by
-from support.processes import one_rank, run_ranks
-from support.ranks import SCORED, Case, compute, disagree, held, micro_batch, reload
+from support.ranks import (
+    SCORED,
+    Case,
+    clip_copies_that_differ,
+    clip_divided,
+    compute,
+    compute_exactly,
+    disagree,
+    micro_batch,
+    one_rank,
+    reload,
+    rounded,
+    run_ranks,
+    state_of,
+)
 
 
 def batches(count: int, depth: int = 3) -> tuple[StepBatch, ...]:
@@ -43,24 +51,17 @@ def batches(count: int, depth: int = 3) -> tuple[StepBatch, ...]:
 
 
 STEPS = batches(3)
-
-
 OPTIM = {"learning_rate": 1e-4, "eps": 1e-6}
-"""At the default eps, 1e-8, a rounding error of 1e-8 in a gradient moves a weight by the full rate: in float32 one
-process itself is 2.9e-5 off float64. The float64 test uses the default.
-"""
+"""With the default eps, 1e-8, a rounding error of 1e-8 moves a weight by the full rate; the float64 test uses it."""
 
 
 def case(folder: Path, *, model: Any = None, cluster: Any = None, micro: int = 40, **sections: Any) -> Case:
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": str(folder), **(model or {})},
-            "engine": {"name": "ray", "micro_batch_tokens": micro},
-            "cluster": {"learners": 4, **(cluster or {})},
-            "optim": OPTIM,
-            **sections,
-        }
-    )
+    sections = {"optim": OPTIM, "cluster": {"learners": 4, **(cluster or {})}, **sections}
+    sections |= {
+        "model": {"path": str(folder), **(model or {})},
+        "engine": {"name": "ray", "micro_batch_tokens": micro},
+    }
+    config = RunConfig.model_validate(sections)
     return Case(config, tuple((step,) for step in STEPS))
 
 
@@ -97,7 +98,7 @@ def rarer(tied: Path, untied: Path) -> dict[str, Case]:
 
 
 def divided(tied: Path, untied: Path) -> dict[str, Case]:
-    """More of tensor parallel."""
+    """Further cases of tensor parallel."""
     cluster = {"tensor_parallel_size": 2}
     decay = {**OPTIM, "weight_decay": 0.1, "max_grad_norm": 0.05}
     return {
@@ -113,20 +114,16 @@ class Alone(NamedTuple):
     losses: list[float]
     norms: list[float | None]
     gradients: dict[str, Any]
-    """Of the first step."""
+    """First step only."""
     weights: dict[str, Any]
     """After all updates."""
 
 
 def alone(job: Case, model: Any = None) -> Alone:
     model = model or trainable(job.config.model)
-    learner = ForestLearner(
-        model,
-        optim=job.config.optim,
-        loss=job.config.loss,
-        objective=job.objective,
-        micro_batch_tokens=micro_batch(job.config),
-    )
+    settings, objective = job.config, job.objective
+    sizes: Any = {"objective": objective, "micro_batch_tokens": micro_batch(settings)}
+    learner = ForestLearner(model, optim=settings.optim, loss=settings.loss, **sizes)
     losses = [learner.accumulate(job.updates[0][0]).loss]
     wanted = gradients(model)
     model.zero_grad(set_to_none=True)
@@ -139,7 +136,7 @@ def alone(job: Case, model: Any = None) -> Alone:
     )
 
 
-def assert_equal(result: dict[str, Any], wanted: Alone, floor: float = 1e-5) -> None:
+def assert_learned(result: dict[str, Any], wanted: Alone, floor: float = 1e-5) -> None:
     assert result["losses"].tolist() == pytest.approx(wanted.losses, abs=floor)
     for norms in result["norms"].tolist():  # of every rank
         assert norms == pytest.approx(wanted.norms, rel=floor)
@@ -160,7 +157,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path, untie
 @pytest.mark.parametrize("name", ["plain", "fewer-forests-than-ranks", "lora-kl", "tensor-parallel"])
 def test_two_ranks_learn_and_score_as_one_process(name: str, two: Path, tiny_model_folder: Path, untied: Path) -> None:
     result, job = load_file(two / f"{name}.safetensors"), common(tiny_model_folder, untied)[name]
-    assert_equal(result, alone(job))
+    assert_learned(result, alone(job))
     wanted = nats_by(load_model(ModelConfig(path=str(two / name))), SCORED)
     assert result["scores"].tolist() == pytest.approx(wanted, abs=1e-4)
     assert_resumes(two, name, job.config)
@@ -173,13 +170,12 @@ def test_one_rank_learns_as_one_process(
 ) -> None:  # fmt: skip
     job = common(tiny_model_folder, untied)[name].on(1)
     wanted = alone(job)
-    for constant, value in (
-        {"KEPT_ELEMENTS": 0, "CACHED_ELEMENTS": 1, "CPU_ROWS": 2}.items() if not keeps_logits else ()
-    ):
-        monkeypatch.setattr(forest_model, constant, value)
+    if not keeps_logits:
+        for constant, value in {"KEPT_ELEMENTS": 0, "CACHED_ELEMENTS": 1, "CPU_ROWS": 2}.items():
+            monkeypatch.setattr(forest_model, constant, value)
     with one_rank(tmp_path):
         compute(0, {name: job}, tmp_path)
-    assert_equal(load_file(tmp_path / f"{name}.safetensors"), wanted)
+    assert_learned(load_file(tmp_path / f"{name}.safetensors"), wanted)
 
 
 def test_one_rank_resumes_from_the_bits_of_two(two: Path, tmp_path: Path, tiny_model_folder: Path) -> None:
@@ -187,7 +183,7 @@ def test_one_rank_resumes_from_the_bits_of_two(two: Path, tmp_path: Path, tiny_m
     with one_rank(tmp_path):
         learner = RankLearner(case(tiny_model_folder).on(1).config, "policy")
         learner.load(two / "plain")
-    state = held(learner)
+    state = state_of(learner)
     assert learner.version == len(STEPS)
     assert len(state) == 3 * 20
     assert all(torch.equal(tensor, saved[name]) for name, tensor in state.items() if not name.startswith("grad/"))
@@ -221,30 +217,26 @@ def test_a_rank_returns_the_hashes_of_its_files_and_the_model_opens(two: Path) -
     hashes = [json.loads((two / f"plain-{rank}.json").read_text()) for rank in (0, 1)]
     assert not hashes[0].keys() & hashes[1].keys()
     assert hashes[0] | hashes[1] == files.hashes(two / "plain")
-    assert {Path(name).suffix for name in files.hashes(two / "plain")} <= {
-        ".safetensors",
-        ".json",
-        ".jinja",
-    }  # no pickle
+    assert {Path(name).suffix for name in hashes[0] | hashes[1]} <= {".safetensors", ".json", ".jinja"}  # no pickle
     model = AutoModelForCausalLM.from_pretrained(two / "plain")
     saved = load_file(two / "plain.safetensors")
     assert all(torch.equal(p, saved[f"master/{name}"]) for name, p in model.named_parameters())
 
 
-def test_a_checkpoint_of_another_kind_or_cut_short_is_rejected(
+def test_an_incomplete_checkpoint_or_one_of_another_kind_is_rejected(
     two: Path, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
+    (folder := tmp_path / "learner").mkdir()
     with one_rank(tmp_path):
         learner = RankLearner(case(tiny_model_folder).on(1).config, "policy")
         with pytest.raises(CheckpointError, match=r"learner\.json"):
             learner.load(tiny_model_folder)
-        (tmp_path / "learner").mkdir()
-        (tmp_path / "learner" / "learner.json").write_text(CheckpointFacts(1, 5, 0, None).to_json())
+        (folder / "learner.json").write_text(CheckpointFacts(1, 5, 0, None).to_json())
         with pytest.raises(CheckpointError, match=r"engine\.name=embedded saved it"):
             learner.load(tmp_path)
-        (tmp_path / "learner" / "learner.json").write_text(CheckpointFacts(2, 5, 0, None).to_json())
-        shard = next((two / "plain" / "learner").glob("shard-00001-*")).read_bytes()
-        (tmp_path / "learner" / "shard-00001-model-00001-of-00001.safetensors").write_bytes(shard)
+        (folder / "learner.json").write_text(CheckpointFacts(2, 5, 0, None).to_json())
+        shard = next((two / "plain" / "learner").glob("shard-00001-*"))
+        shutil.copy(shard, folder / "shard-00001-model-00001-of-00001.safetensors")
         with pytest.raises(CheckpointError, match="use an older one"):
             learner.load(tmp_path)
 
@@ -277,13 +269,13 @@ def test_ranks_learn_what_one_process_learns_in_rarer_cases(
     cases = rarer(tiny_model_folder, untied) | (common(tiny_model_folder, untied) if ranks == 4 else {})
     run_ranks(ranks, tmp_path, compute, {name: job.on(ranks) for name, job in cases.items()}, tmp_path)
     for name, job in cases.items():
-        assert_equal(load_file(tmp_path / f"{name}.safetensors"), alone(job))
+        assert_learned(load_file(tmp_path / f"{name}.safetensors"), alone(job))
         if name in ("lora-kl", "tensor-parallel"):
             assert_resumes(tmp_path, name, job.config)
 
 
 @pytest.mark.slow
-def test_four_ranks_learn_in_float64_what_one_process_learns_to_the_ninth_digit(
+def test_four_ranks_learn_in_float64_what_one_process_learns(
     tmp_path: Path, tiny_model_folder: Path, untied: Path
 ) -> None:
     folders = (tiny_model_folder, untied)
@@ -294,7 +286,7 @@ def test_four_ranks_learn_in_float64_what_one_process_learns_to_the_ninth_digit(
     run_ranks(4, tmp_path, compute_exactly, {name: job.on(4) for name, job in cases.items()}, tmp_path)
     for name, job in cases.items():
         result, wanted = load_file(tmp_path / f"{name}.safetensors"), alone(job, exact(trainable(job.config.model)))
-        assert_equal(result, wanted, floor=1e-9)
+        assert_learned(result, wanted, floor=1e-9)
         assert {tensor.dtype for tensor in result.values()} == {torch.float64}
 
 
@@ -320,7 +312,6 @@ def test_ranks_with_different_plans_all_raise(tmp_path: Path, tiny_model_folder:
 @pytest.mark.slow
 @pytest.mark.parametrize("work", [clip_divided, clip_copies_that_differ])
 def test_ranks_clip_by_one_norm_or_skip_together(work: Callable[[int], None], tmp_path: Path) -> None:
-    """Gradients of layers that ranks divide, and copies of a gradient that differ."""
     run_ranks(4, tmp_path, work)
 
 
@@ -334,16 +325,14 @@ def test_ranks_compute_the_last_layer_only_where_tokens_are_predicted(tmp_path: 
     with one_rank(tmp_path):
         learner = RankLearner(Case(one.config, ()).on(1).config, "policy")
         for number, layer in enumerate(learner._model.get_decoder().layers):
-            layer.mlp.register_forward_hook(
-                lambda _module, inputs, _out, n=number: rows.__setitem__(n, inputs[0].shape[-2])
-            )
+            layer.mlp.register_forward_hook(lambda _, inputs, __, n=number: rows.update({n: inputs[0].shape[-2]}))
         learner.update(part)
     *before, last = (rows[number] for number in sorted(rows))
     assert set(before) == {prompt + counted - 1}  # nothing follows the last token
     assert last == counted
 
 
-def test_a_resting_rank_has_freed_gathered_weights(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_resting_rank_frees_gathered_weights(tmp_path: Path, tiny_model_folder: Path) -> None:
     config = case(tiny_model_folder, cluster={"learners": 1}, loss={"kl_loss_coef": 0.1})
     with one_rank(tmp_path):
         learner = RankLearner(config.config, "policy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.engines.embedded.forest.layout import build_forests, pack, row_of
+from palimpsest.engines.embedded.forest.layout import Forest, build_forests, pack, row_of
 from palimpsest.engines.protocol import StepBatch
 from palimpsest.engines.ray.rank_batches import RankPlan, cost, deal, padding, plan
 from support.forests import batch_of_rows, grown
@@ -28,39 +29,39 @@ def trees(seed: int, count: int = 2) -> list[StepBatch]:
 
 @given(st.integers(0, 10_000), st.integers(1, 5))
 @settings(max_examples=30)
-def test_every_trained_token_is_on_one_rank_with_its_credit(seed: int, ranks: int) -> None:
+def test_every_trained_token_is_on_one_rank_with_its_credit_in_as_many_passes(seed: int, ranks: int) -> None:
     steps = trees(seed)
-    rank_parts = dealt(steps, ranks).parts
-    forests = [part.forests("cpu", torch.float32) for part in rank_parts]
+    parts = dealt(steps, ranks).parts
+    assert len({(part.number, tuple(part.passes)) for part in parts}) == 1
+    assert {len(part.rows) for part in parts} == {int(parts[0].passes.sum())}
+    forests = [part.forests("cpu", torch.float32) for part in parts]
     for number, batch in enumerate(steps):
         trained = Counter(
-            (index, token, round(weight, 6))
+            (index, *token)
             for rank in forests
             for forest in rank[number]
-            for index, ends in zip(forest.indices, torch.tensor(forest.counts).cumsum(0).tolist(), strict=True)
-            for token, weight in zip(
-                forest.targets[ends - forest.counts[forest.indices.index(index)] : ends].tolist(),
-                forest.weights[ends - forest.counts[forest.indices.index(index)] : ends].tolist(),
-                strict=True,
-            )
+            for index, targets, weights in columns(forest)
+            for token in zip(targets.tolist(), rounded(weights), strict=True)
         )
         wanted = Counter(
-            (index, item.segment.token_ids[t], round(float(np.float32(weight)), 6))
+            (index, item.segment.token_ids[t], weight)
             for index, item in enumerate(batch.segments)
-            for t, weight in zip(item.segment.positions, item.weights, strict=True)
+            for t, weight in zip(item.segment.positions, rounded(torch.tensor(item.weights)), strict=True)
         )
         assert trained == wanted
 
 
-@given(st.integers(0, 10_000), st.integers(1, 5))
-@settings(max_examples=30)
-def test_every_rank_takes_the_same_number_of_passes(seed: int, ranks: int) -> None:
-    rank_parts = dealt(trees(seed), ranks).parts
-    assert len({(part.number, tuple(part.passes)) for part in rank_parts}) == 1
-    assert {len(part.rows) for part in rank_parts} == {int(rank_parts[0].passes.sum())}
+def columns(forest: Forest) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Index, targets and weights of each segment; padding has none."""
+    tensors = (column[: sum(forest.counts)].split(forest.counts) for column in (forest.targets, forest.weights))
+    return zip(forest.indices, *tensors, strict=True)
 
 
-def test_one_rank_s_forests_are_those_of_one_process() -> None:
+def rounded(weights: torch.Tensor) -> list[float]:
+    return [round(weight, 6) for weight in weights.tolist()]
+
+
+def test_one_rank_has_the_forests_of_one_process() -> None:
     (batch,) = trees(3, 1)
     mine = dealt([batch], 1).parts[0].forests("cpu", torch.float32)[0]
     theirs = build_forests(batch.segments, 60, 512)
@@ -71,11 +72,11 @@ def test_one_rank_s_forests_are_those_of_one_process() -> None:
             assert torch.equal(getattr(forest, name), getattr(twin, name))
 
 
-def test_forests_are_cut_where_there_would_be_fewer_than_ranks() -> None:
+def test_forests_are_cut_if_there_are_fewer_than_ranks() -> None:
     draw = random.Random(1)
     batch = batch_of_rows([[draw.randrange(99) for _ in range(20)] for _ in range(8)], draw)
-    rank_parts = dealt([batch], 4, tokens=10_000).parts
-    assert all(part.rows.all() for part in rank_parts)
+    parts = dealt([batch], 4, tokens=10_000).parts
+    assert all(part.rows.all() for part in parts)
 
 
 def test_a_rank_without_a_forest_gets_padding_without_weight() -> None:

@@ -1,16 +1,14 @@
-"""Waiting for Ray to start, its sockets, and what it prints; Ray itself is not started."""
+"""Waiting for Ray, its sockets and its messages; Ray itself is not started."""
 
 from __future__ import annotations
 
 import socket
-from importlib.util import find_spec
 from typing import Any
 
 import psutil
 import pytest
 
-if find_spec("ray") is None:
-    pytest.skip("needs the extra ray", allow_module_level=True)
+pytest.importorskip("ray", reason="needs the extra ray")
 
 import ray._private.worker as rays
 from ray._private import services

@@ -1,4 +1,4 @@
-"""Servers on machines of a cluster: their failures end nothing else; Ray itself is not started."""
+"""Servers on the machines of a cluster fail alone; Ray itself is not started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,8 +19,7 @@ from palimpsest.config.load import load_recipe
 from palimpsest.errors import EngineError, SamplerError
 from support.vllm_process import digests
 
-if find_spec("ray") is None:
-    pytest.skip("needs the extra ray", allow_module_level=True)
+pytest.importorskip("ray", reason="needs the extra ray")
 
 from ray.exceptions import RayActorError, RayTaskError
 
@@ -33,7 +31,7 @@ LIMIT = Limit("cluster.timeout_s", 10)
 
 
 class Remote:
-    """An actor that works once its result is asked for."""
+    """An actor whose methods run when their result is fetched."""
 
     def __init__(self, **methods: Callable[..., Any]) -> None:
         self._methods = methods
@@ -67,6 +65,10 @@ class Group:
         return [getattr(actor, method).remote(*arguments)() for actor in actors]
 
 
+def on_b(**methods: Callable[..., Any]) -> Remote:
+    return Remote(node=lambda: ("b", "host-b"), **methods)
+
+
 def hosts_of(group: Group, folder: Path) -> ServerHosts:
     config = load_recipe("memagent-quickstart", ["engine.name=ray", "sampler.name=vllm", "cluster.learners=1"])
 
@@ -79,10 +81,6 @@ def hosts_of(group: Group, folder: Path) -> ServerHosts:
         hosts.server(config.sampler, index)
     hosts._make_actors()
     return hosts
-
-
-def on_b() -> tuple[str, str]:
-    return "b", "host-b"
 
 
 class Machine:
@@ -161,27 +159,25 @@ async def test_other_machines_get_weights_when_one_fails_half_way(failing: int, 
     assert all(digests(machine.folder / written.name) == digests(written) for machine in left)
 
 
-async def test_a_file_that_the_first_rank_lost_is_an_error_of_the_run(written: Path) -> None:
+async def test_a_file_that_the_first_rank_lacks_is_an_error_of_the_run(written: Path) -> None:
+    def failing(error: Exception) -> Callable[..., None]:
+        def fail(*_: Any) -> None:
+            raise error
+
+        return fail
+
+    lost = failing(RayTaskError("receive", "a traceback", FileNotFoundError()))  # type: ignore[no-untyped-call]
     machines = [Machine(written.parent / str(n)) for n in range(2)]
-    group = Group(*(machine.actor for machine in machines))
-
-    def read(path: Path, at: int, size: int) -> bytes:
-        raise EngineError(f"{path}: no such file")
-
-    def received(*_: Any) -> None:
-        raise RayTaskError("receive", "a traceback", FileNotFoundError())  # type: ignore[no-untyped-call]
-
-    group.ranks = [Remote(read=read)]
     for machine in machines:
-        machine.actor._methods["receive"] = received
+        machine.actor._methods["receive"] = lost
+    group = Group(*(machine.actor for machine in machines))
+    group.ranks = [Remote(read=failing(EngineError("the weights: no such file")))]
     with pytest.warns(UserWarning, match="a server failed"), pytest.raises(EngineError, match="no such file"):
         await hosts_of(group, written.parent).write(written.name)
 
 
 async def test_a_server_that_ends_while_it_receives_weights_leaves_them_to_its_machine(written: Path) -> None:
-    servers = [
-        Machine(written.parent / str(n), 20 if n == 2 else None, machine="b") for n in range(3)
-    ]  # 2 is asked first
+    servers = [Machine(written.parent / str(n), 20 if n == 2 else None, machine="b") for n in range(3)]
     group = Group(*(server.actor for server in servers))
     hosts = hosts_of(group, written.parent)
     with pytest.warns(UserWarning, match="a server failed: vLLM server 2 on host-b: RayActorError"):
@@ -200,7 +196,7 @@ async def test_servers_of_a_machine_that_all_end_miss_the_weights(tmp_path: Path
     def receive(*_: object) -> Path:
         raise RayActorError
 
-    hosts = hosts_of(Group(*(Remote(node=on_b, create=receive) for _ in range(2))), tmp_path)
+    hosts = hosts_of(Group(*(on_b(create=receive) for _ in range(2))), tmp_path)
     with pytest.warns(UserWarning, match="a server failed"):
         folder = await hosts.write("1-version-0")
     for server in hosts._servers:
@@ -231,7 +227,7 @@ def test_a_server_without_an_actor_raises_the_reason_for_every_caller(tmp_path: 
     def check() -> None:
         raise RayActorError
 
-    group = Group(Remote(node=on_b, check=check))
+    group = Group(on_b(check=check))
     (server,) = hosts_of(group, tmp_path)._servers
     for _ in range(2):  # another thread may ask again
         with pytest.raises(SamplerError, match="vLLM server 0 on host-b: RayActorError"):
@@ -245,7 +241,7 @@ def test_a_server_whose_actor_fails_to_stop_ends_with_it(tmp_path: Path) -> None
     def stop() -> None:
         raise EngineError("all have ended")
 
-    group = Group(Remote(node=on_b, stop=stop))
+    group = Group(on_b(stop=stop))
     (server,) = hosts_of(group, tmp_path)._servers
     server.stop()
     assert group.ended == [group.actors[0]]
@@ -257,10 +253,10 @@ async def test_servers_that_do_not_answer_are_waited_for_together(tmp_path: Path
     together = threading.Barrier(3)
 
     def frozen(_: object) -> None:
-        together.wait(timeout=30)  # breaks if they are asked one after another
+        together.wait(timeout=30)  # breaks if calls are made one after another
         raise Late("late; raise sampler.timeout_s=10")
 
-    group = Group(*(Remote(node=on_b, keep=frozen) for _ in range(3)))
+    group = Group(*(on_b(keep=frozen) for _ in range(3)))
     hosts = hosts_of(group, tmp_path)
     with pytest.warns(UserWarning, match=r"a server failed: late; raise sampler\.timeout_s=10") as warned:
         await hosts.keep({"1-version-0"})

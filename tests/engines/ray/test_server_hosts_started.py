@@ -1,13 +1,12 @@
-"""Servers on the machines of a real Ray: two raylets simulate two machines, a fake of ten lines vLLM."""
+"""Servers on the machines of a real Ray: two raylets simulate two machines, a script vLLM."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from palimpsest.errors import EngineError, RunError, SamplerError
 from support.cluster import machines, settings, with_a_token
 from support.vllm_process import digests, pretender
 
-if find_spec("ray") is None:
-    pytest.skip("needs the extra ray", allow_module_level=True)
+pytest.importorskip("ray", reason="needs the extra ray")
 
 from ray._private import state
 
@@ -29,23 +27,18 @@ from palimpsest.engines.ray import server_hosts
 from palimpsest.engines.ray.server_hosts import ServerHosts
 
 pytestmark = pytest.mark.slow
-
-
 SERVED = ("engine.name=ray", "cluster.learners=2", "sampler.name=vllm", "sampler.max_model_len=512")
-
-
-RANKS_TOGETHER = ("cluster.tensor_parallel_size=2",)
-"""Both ranks on one machine."""
+RANKS_TOGETHER = ("cluster.tensor_parallel_size=2",)  # both ranks on one machine
 
 
 @pytest.fixture(autouse=True)
-def _pretends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PALIMPSEST_VLLM_PYTHON", pretender(tmp_path))
 
 
 @asynccontextmanager
 async def hosts(tmp_path: Path, *overrides: str) -> AsyncIterator[ServerHosts]:
-    """The server hosts of an engine that has not started yet."""
+    """The server hosts of an engine before its start."""
     config = load_recipe("memagent-quickstart", [*settings(2), *SERVED, *overrides])
     engine: Any = open_engine(config, objective="policy", folder=tmp_path / "run")
     try:
@@ -62,17 +55,16 @@ async def until(true: Callable[[], object]) -> None:
 
 async def started(servers: ServerHosts, folder: Path) -> list[Any]:
     """A client of each server, once it answers."""
-    clients = [await asyncio.to_thread(server.start, folder) for server in servers._servers]
-    for client in clients:
-        await answered(client)
-    return clients
+    return [await answering(server, folder) for server in servers._servers]
 
 
-async def answered(client: Any) -> None:
+async def answering(server: Any, folder: Path) -> Any:
+    client = await asyncio.to_thread(server.start, folder)
     async with asyncio.timeout(120):
         while True:
             try:
-                return await client.check_health()  # type: ignore[no-any-return]
+                await client.check_health()
+                return client
             except SamplerError:
                 await asyncio.sleep(0.2)
 
@@ -88,20 +80,13 @@ def of_ray(actor: Any) -> Any:
 
 
 def raylet_of(node: str) -> psutil.Process:
-    (raylet,) = [p for p in psutil.process_iter(["name", "cmdline"]) if _is_raylet(p.info, node)]
+    raylets = [item for item in psutil.process_iter(["name", "cmdline"]) if item.info["name"] == "raylet"]
+    (raylet,) = [item for item in raylets if any(node in word for word in item.info["cmdline"] or ())]
     return raylet
 
 
-def _is_raylet(info: dict[str, Any], node: str) -> bool:
-    return info["name"] == "raylet" and any(node in word for word in info["cmdline"] or ())
-
-
 def test_weights_reach_every_machine_once_without_a_common_folder(tmp_path: Path) -> None:
-    with_a_token(run, copied, tmp_path)
-
-
-def run(work: Callable[[Path], Coroutine[Any, Any, None]], tmp_path: Path) -> None:
-    asyncio.run(work(tmp_path))
+    with_a_token(copied, tmp_path)
 
 
 async def copied(tmp_path: Path) -> None:
@@ -134,7 +119,7 @@ async def copied(tmp_path: Path) -> None:
 
 
 def test_a_lost_actor_leaves_the_weights_to_the_other_servers_of_its_machine(tmp_path: Path) -> None:
-    with_a_token(run, outlived, tmp_path)
+    with_a_token(outlived, tmp_path)
 
 
 async def outlived(tmp_path: Path) -> None:
@@ -150,9 +135,7 @@ async def outlived(tmp_path: Path) -> None:
             await until(lambda: not received.exists())
             assert other.running
             await asyncio.to_thread(other.stop)
-            client = await asyncio.to_thread(other.start, first)
-            await answered(client)
-            fact = await facts_of(client)
+            fact = await facts_of(await answering(other, first))
             assert (fact["folder"], fact["files"]) == (str(weights), digests(first))
 
 
@@ -170,7 +153,7 @@ async def test_frozen_actors_end_and_their_servers_start_again(tmp_path: Path) -
 
 
 def test_a_lost_machine_fails_its_servers_alone(tmp_path: Path) -> None:
-    with_a_token(run, lost, tmp_path)
+    with_a_token(lost, tmp_path)
 
 
 async def lost(tmp_path: Path) -> None:
@@ -192,7 +175,7 @@ async def lost(tmp_path: Path) -> None:
                 server.start(again)
 
 
-async def test_a_server_that_ends_starts_again_and_an_actor_that_ends_is_made_again(tmp_path: Path) -> None:
+async def test_ended_servers_and_actors_start_again(tmp_path: Path) -> None:
     async with hosts(tmp_path, "sampler.servers=2") as served:
         folder = await served.write("1-version-0")
         clients = await started(served, folder)
@@ -217,7 +200,7 @@ async def test_a_server_that_ends_starts_again_and_an_actor_that_ends_is_made_ag
         assert other.running
 
 
-async def test_a_cancelled_request_ends_and_none_outlives_ray(tmp_path: Path) -> None:
+async def test_requests_end_when_cancelled_or_with_ray(tmp_path: Path) -> None:
     async with hosts(tmp_path) as served:
         (client,) = await started(served, await served.write("1-version-0"))
         await client.sleep()  # requests wait

@@ -1,4 +1,4 @@
-"""vLLM and the learner on one GPU: weights published, and how far the two are apart after it."""
+"""vLLM and the learner on one GPU: published weights, and the gap between the two afterwards."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="vLLM is not here: name a Python that has it in PALIMPSEST_VLLM_PYTHON"),
 ]
 GAP = {"float32": 1e-3, "bfloat16": 0.5}  # nats, the largest of all tokens
-
-
-IN_TURNS = ("engine.name=ray", "cluster.placement=colocated")
-"""The server sleeps while a rank learns on its GPU."""
+IN_TURNS = ("engine.name=ray", "cluster.placement=colocated")  # the server sleeps while a rank learns on its GPU
 
 
 @pytest.mark.parametrize(("dtype", "layout"), [("float32", ()), ("bfloat16", ()), ("bfloat16", IN_TURNS)])

@@ -1,4 +1,4 @@
-"""Attention on prefix forests: the plan of parts, the mask, and FlexAttention as far as torch has it on a CPU."""
+"""Attention on prefix forests: the plan of parts, the mask, and FlexAttention on a CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def laid_out(seed: int = 0, length: int = 60, depth: int = 3, **grow: Any) -> Fo
     return build_forests(batch_of_rows(rows, draw).segments, 100_000, 10_000, min_shared=1)[0]
 
 
-def tensors(plan: AttentionPlan) -> list[torch.Tensor]:
+def tensors(plan: AttentionPlan) -> Any:
+    """Query, key and value."""
     torch.manual_seed(0)
     places = len(plan.exits)
     return [torch.randn(1, 4, len(plan.places), 16), torch.randn(1, 2, places, 16), torch.randn(1, 2, places, 16)]
@@ -35,7 +36,7 @@ def tensors(plan: AttentionPlan) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("square", "everywhere"), [(2, True), (9, False), (128, True), (128, False)])
 @given(seed=st.integers(0, 2**31), depth=st.integers(0, 5))
 @settings(max_examples=25)
-def test_parts_compute_every_visible_pair_once_and_no_other(
+def test_the_plan_computes_every_visible_pair_once_and_no_other(
     square: int, everywhere: bool, seed: int, depth: int
 ) -> None:
     forest = laid_out(seed, 7, depth, vocab=5)
@@ -57,7 +58,7 @@ def test_parts_compute_every_visible_pair_once_and_no_other(
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_attention_by_parts_is_attention_with_a_mask_of_all_pairs(dtype: torch.dtype, everywhere: bool) -> None:
+def test_planned_attention_is_attention_with_a_mask_of_all_pairs(dtype: torch.dtype, everywhere: bool) -> None:
     forest = laid_out()
     plan = plan_of(forest, dtype, None if everywhere else forest.places)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.1}[dtype]
@@ -113,16 +114,25 @@ def test_a_window_is_dropped_only_if_every_path_is_shorter() -> None:
     assert [plan_of(forest, torch.float32, window=w).window for w in (deepest, deepest + 1)] == [deepest, None]
 
 
-def test_uncompiled_flex_attention_with_that_mask_is_the_reference() -> None:
+def assert_reference(result: torch.Tensor, plan: AttentionPlan, query: Any, key: Any, value: Any) -> None:
+    torch.testing.assert_close(result, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_uncompiled_flex_attention_with_that_mask_is_the_reference(everywhere: bool) -> None:
     forest = laid_out(0, 40)
-    for places in (None, forest.places):
-        plan = plan_of(forest, torch.float32, places)
-        mask = attention.mask_mod(plan.exits, plan.places)
-        blocks = create_block_mask(mask, None, None, len(plan.places), forest.physical_tokens, device="cpu")
-        query, key, value = tensors(plan)
-        with torch.no_grad():
-            result = flex_attention(query, key, value, block_mask=blocks, scale=0.3, enable_gqa=True)
-        torch.testing.assert_close(result.transpose(1, 2), dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+    plan = plan_of(forest, torch.float32, None if everywhere else forest.places)
+    mask = attention.mask_mod(plan.exits, plan.places)
+    blocks = create_block_mask(mask, None, None, len(plan.places), forest.physical_tokens, device="cpu")
+    query, key, value = tensors(plan)
+    with torch.no_grad():
+        result = flex_attention(query, key, value, block_mask=blocks, scale=0.3, enable_gqa=True)
+    assert_reference(result.transpose(1, 2), plan, query, key, value)
+
+
+def flexed(plan: AttentionPlan, states: Any, *window: Any) -> torch.Tensor:
+    query, key, value = states
+    return attention.flex(query, key, value, attention.block_mask(plan.exits, plan.places, *window), 0.3)
 
 
 @pytest.mark.slow
@@ -132,11 +142,9 @@ def test_the_compiled_kernel_is_the_reference_and_new_lengths_compile_nothing() 
         forest = laid_out(seed, length)
         for places in (None, forest.places):
             plan = plan_of(forest, torch.float32, places)
+            states = tensors(plan)
             with torch.no_grad():
-                query, key, value = tensors(plan)
-                blocks = attention.block_mask(plan.exits, plan.places)
-                result = attention.flex(query, key, value, blocks, 0.3)
-            torch.testing.assert_close(result, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+                assert_reference(flexed(plan, states), plan, *states)
         graphs.append(counters["stats"]["unique_graphs"])
     assert len(set(graphs[1:])) == 1, "after the first forest nothing is compiled"
 
@@ -145,13 +153,11 @@ def test_the_compiled_kernel_is_the_reference_and_new_lengths_compile_nothing() 
 def test_more_variants_than_torchs_limit_are_compiled() -> None:
     """Beyond its limit torch continues uncompiled, with all pairs in memory, and only warns."""
     torch._dynamo.reset()
-    forest, graphs = laid_out(0, 20), [counters["stats"]["unique_graphs"]]
+    plan, graphs = plan_of(laid_out(0, 20), torch.float32), [counters["stats"]["unique_graphs"]]
     for gradient in (True, False):
-        plan = plan_of(forest, torch.float32)
+        states = tensors(plan)
         with torch.set_grad_enabled(gradient), dynamo.patch(recompile_limit=1):
-            query, key, value = tensors(plan)
-            result = attention.flex(query, key, value, attention.block_mask(plan.exits, plan.places), 0.3)
-        torch.testing.assert_close(result, dense(query, key, value, plan, 0.3), atol=1e-5, rtol=1e-5)
+            assert_reference(flexed(plan, states), plan, *states)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[2] - graphs[1] == graphs[1] - graphs[0] > 0
 
@@ -160,10 +166,10 @@ def test_more_variants_than_torchs_limit_are_compiled() -> None:
 def test_the_compiled_kernel_with_a_window_is_the_reference() -> None:
     forest = laid_out(0, 60)
     plan = plan_of(forest, torch.float32, window=9)
-    query, key, value = tensors(plan)
+    states = tensors(plan)
     with torch.no_grad():
-        blocks = attention.block_mask(plan.exits, plan.places, forest.positions, 9)
-        result = attention.flex(query, key, value, blocks, 0.3)
+        result = flexed(plan, states, forest.positions, 9)
+        query, key, value = states
         mask = plan.near == 0
         wanted = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(result, wanted.transpose(1, 2), atol=1e-5, rtol=1e-5)

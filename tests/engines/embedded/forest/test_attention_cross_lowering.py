@@ -21,13 +21,8 @@ import torch
 from support import cross_lowering
 from support.cross_lowering import CASES, H100, build_guard, forests_of
 
-OTHER = 1500
-"""Places of a forest that reuses the kernels of earlier ones."""
-
-
+OTHER = 1500  # places of a forest that reuses the kernels of earlier ones
 COMPILER = shutil.which("c++") or shutil.which("g++")
-
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed; this file says how"),
@@ -69,5 +64,5 @@ def test_mask_and_attention_compile_for_an_h100_with_one_main_kernel(
 
 
 def templates(kernels: list[dict[str, Any]], backward: bool) -> list[dict[str, Any]]:
-    """The kernels of FlexAttention's own templates."""
+    """Kernels of FlexAttention's templates."""
     return [each for each in kernels if "_tem_" in each["name"] and ("backward" in each["name"]) == backward]

@@ -1,7 +1,4 @@
-"""Log-probabilities from hidden states in chunks of rows, and the gradient of the vocabulary projection.
-
-Exact values are computed in float64 and in one piece.
-"""
+"""Log-probabilities and gradients of the vocabulary projection in chunks, compared with float64 in one piece."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def test_chunks_of_the_vocabulary_projection_change_neither_values_nor_gradients
 
 
 class Task:
-    """States that predict, the ids that follow them and a weight for each, over a large vocabulary."""
+    """States, the ids that follow them and a weight for each, over a large vocabulary."""
 
     def __init__(self, count: int, width: int) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -83,9 +80,8 @@ class Task:
 def float32_bounds(task: Task) -> list[float]:
     """Relative errors that float32 sums may have on any processor: of the projection's gradient, of the states'.
 
-    A sum of n products is off by at most about 4 sqrt(n) u sum|products| if its roundings are independent (Higham and
-    Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019), u = 2^-24; the logits come before, with
-    an error of their own.
+    A sum of n products has an error of at most about 4 sqrt(n) u sum|products|, u = 2^-24, if roundings are independent
+    (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019). Logits have such an error too.
     """
     gap, (of_weight, of_states) = task.gap(), task.exact()
     hidden, weight = task.hidden.double().abs(), task.weight.double().abs()
@@ -110,7 +106,7 @@ def rounding_of_chunks(task: Task, size: int) -> float:
 
 @pytest.mark.slow
 def test_the_heads_gradient_at_a_large_vocabulary_does_not_lose_bits_with_the_number_of_chunks() -> None:
-    """In bfloat16, 64 chunks are about as exact as one; added up in bfloat16 they have 1.9 times the error."""
+    """In bfloat16, 64 chunks are about as exact as one; if added in bfloat16, they have 1.9 times the error."""
     task = Task(128, 8)
     exact = task.exact()
     many, one = (errors(task.computed(torch.bfloat16, size), exact) for size in (2, 128))
@@ -157,15 +153,13 @@ def test_a_scaled_projection_in_chunks_has_the_gradient_of_the_models_logits() -
     exact = model.lm_head.weight.grad.clone()
     model.zero_grad()
     hidden = model.model(ids).last_hidden_state[0, :-1]
-    token_logprobs(hidden, head_of(model), torch.arange(11), ids[0, 1:], 1.0, vocab=120, chunk_rows=2)[
-        0
-    ].sum().backward()
+    sizes = {"vocab": 120, "chunk_rows": 2}
+    token_logprobs(hidden, head_of(model), torch.arange(11), ids[0, 1:], 1.0, **sizes)[0].sum().backward()
     assert torch.allclose(model.lm_head.weight.grad, exact, atol=1e-5)
 
 
 def test_logits_in_bfloat16_are_one_chunk_so_that_no_sum_is_in_bfloat16() -> None:
-    calls = []
-    head = nn.Linear(4, 4000, dtype=torch.bfloat16)
+    calls, head = list[int](), nn.Linear(4, 4000, dtype=torch.bfloat16)
     head.register_forward_hook(lambda module, arguments, result: calls.append(len(result)))
     hidden = torch.randn(500, 4, dtype=torch.bfloat16, requires_grad=True)
     token_logprobs(hidden, head, torch.arange(500), torch.zeros(500, dtype=torch.long), 1.0, vocab=4000)

@@ -1,4 +1,4 @@
-"""The layout of a prefix forest, compared with its definition token by token."""
+"""The layout of a prefix forest, compared with its definition."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def built(batch: StepBatch, tokens: int = 10_000, **options: Any) -> list[Forest
     return build_forests(batch.segments, tokens, 10_000, **{"min_shared": 1, **options})
 
 
-def path(forest: Forest, place: int) -> list[int]:
-    """Token ids from the root to `place`, by the definition of exits."""
+def path(forest: Forest, position: int) -> list[int]:
+    """Token ids from the root to `position`, by the definition of exits."""
     exits = forest.exits.tolist()
-    return [int(forest.input_ids[j]) for j in range(place + 1) if place < exits[j]]
+    return [int(forest.input_ids[j]) for j in range(position + 1) if position < exits[j]]
 
 
 @given(ROWS, st.integers(0, 2**31), st.integers(1, 40))
@@ -45,8 +45,8 @@ def test_every_trained_token_is_predicted_once_from_its_context(rows: list[list[
             assert count == len(trained)
             columns = zip(item.advantages, item.weights, item.segment.logprobs, strict=True)
             for t, wanted, n in zip(trained, columns, spread, strict=False):
-                place = int(forest.places[forest.predicts[n]])
-                assert path(forest, place) == list(item.segment.token_ids[:t])
+                position = int(forest.places[forest.predicts[n]])
+                assert path(forest, position) == list(item.segment.token_ids[:t])
                 assert int(forest.targets[n]) == item.segment.token_ids[t]
                 credit = (forest.advantages[n], forest.weights[n], forest.sampler_logprobs[n])
                 assert torch.allclose(torch.stack(credit), torch.tensor(wanted))
@@ -65,8 +65,7 @@ def test_every_distinct_prefix_is_computed_once(rows: list[list[int]], seed: int
     assert forest.places.tolist() == sorted(set(forest.places.tolist()))
 
 
-def test_a_branch_at_a_sampled_token_predicts_each_continuation_with_its_credit() -> None:
-    """Both trajectories sampled 5 after 1 2; then one said 6, the other 7."""
+def test_a_branch_at_a_sampled_token_predicts_every_continuation_with_its_credit() -> None:
     draw = random.Random(0)
     left, right = (credited([1, 2, 5, last], [False, False, True, True], draw) for last in (6, 7))
     (forest,) = built(StepBatch((left, right)))
@@ -126,7 +125,7 @@ def test_short_common_prefixes_are_not_worth_sharing() -> None:
 
 def test_segments_without_a_trained_token_are_left_out() -> None:
     draw = random.Random(0)
-    batch = StepBatch((credited([1, 2, 3], [False] * 3, draw), credited([1, 2, 3], [False, False, True], draw)))
+    batch = StepBatch(tuple(credited([1, 2, 3], [False, False, last], draw) for last in (False, True)))
     (forest,) = built(batch)
     assert forest.indices == (1,)
     assert built(StepBatch(batch.segments[:1])) == []

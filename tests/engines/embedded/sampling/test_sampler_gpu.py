@@ -33,16 +33,13 @@ def model() -> Any:
 
 
 def completions(sampler: EmbeddedSampler, temperature: float) -> Sequence[Completion]:
-    """One for each prompt, of lengths of its own."""
+    """One for each prompt, with different lengths."""
 
     async def all_at_once() -> Sequence[Completion]:
-        wanted = [
-            sampler.generate(prompt, SamplingParams(max_tokens=8 + 3 * index, seed=index, temperature=temperature))
-            for index, prompt in enumerate(PROMPTS)
-        ]
-        found = await asyncio.gather(*wanted)
+        params = (SamplingParams(8 + 3 * n, seed=n, temperature=temperature) for n in range(len(PROMPTS)))
+        results = await asyncio.gather(*map(sampler.generate, PROMPTS, params))
         await sampler.close()
-        return found
+        return results
 
     return asyncio.run(all_at_once())
 
@@ -51,10 +48,10 @@ def test_greedy_tokens_are_the_cpus_with_shared_prefixes(
     device: str, record_property: Callable[[str, object], None]
 ) -> None:
     sampler = EmbeddedSampler(model().to(device), max_num_seqs=16)
-    found = completions(sampler, 0.0)
+    results = completions(sampler, 0.0)
     wanted = completions(EmbeddedSampler(model(), max_num_seqs=16, cache_tokens=0, fused=False), 0.0)
-    assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
-    pairs = zip(found, wanted, strict=True)
+    assert [one.token_ids for one in results] == [one.token_ids for one in wanted]
+    pairs = zip(results, wanted, strict=True)
     largest = max(abs(a - b) for one, two in pairs for a, b in zip(one.logprobs, two.logprobs, strict=True))
     record_property("largest difference of a log-probability", largest)
     assert largest < GAP[torch.float32]
@@ -67,10 +64,7 @@ def test_sampled_log_probabilities_are_the_learners(
 ) -> None:
     sampled = model().to(device, dtype)
     learner = ForestLearner(copy.deepcopy(sampled), optim=OptimConfig(), loss=LossConfig())
-    rows = [
-        completed(prompt, done)
-        for prompt, done in zip(PROMPTS, completions(EmbeddedSampler(sampled, max_num_seqs=16), 1.0), strict=True)
-    ]
+    rows = map(completed, PROMPTS, completions(EmbeddedSampler(sampled, max_num_seqs=16), 1.0))
     stats = learner.accumulate(StepBatch(tuple(rows)))
     record_property("largest gap, nats", stats.maxima["logprob_gap"])
     record_property("mean gap, nats", stats.token_sums["logprob_gap"] / stats.tokens)

@@ -31,7 +31,6 @@ PASSAGES, QUERIES = 2000, 64
 DIFFERENT = 16
 """Rounds after which the queries repeat, so that the server's cache of answers stops growing."""
 REQUESTS_A_CONNECTION = 16
-BUDGETS = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
 
 
 @dataclass(frozen=True, slots=True)
