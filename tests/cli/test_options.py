@@ -63,7 +63,7 @@ def test_repeated_options_of_several_values_are_joined(palimpsest: Run, tmp_path
         (("retrieval", "index", "--out", "set"), "rename the column"),
     ],
 )  # fmt: skip
-def test_a_hint_about_columns_is_one_that_the_command_can_follow(
+def test_a_hint_about_columns_fits_the_command(
     command: tuple[str, ...], map: str, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "f.csv").write_text("frage;antwort\nWho?;Ann\n")
