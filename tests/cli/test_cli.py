@@ -118,6 +118,18 @@ def test_control_characters_of_a_message_do_not_reach_the_terminal(palimpsest: R
     assert "\x1b]0;" not in palimpsest("train", "memagent-quickstart", "a\x1b]0;owned=1").stderr
 
 
+GUESS = """
+from dataclasses import dataclass
+from palimpsest.memory.policy import Answered
+@dataclass
+class Guess:
+    word: str = "red"
+    async def run(self, problem, model):
+        await model.generate(model.codec.encode(problem.question), name="answer", max_tokens=1)
+        return Answered("\\\\boxed{%s}" % self.word)
+"""
+
+
 def hotpot(path: Path) -> Path:
     rows = [{**HOTPOT_ROW, "_id": f"q{i}", "answer": colour} for i, colour in enumerate(["red", "blue"])]
     path.write_text(json.dumps(rows))
@@ -140,20 +152,15 @@ def test_an_evaluation_in_which_no_episode_could_be_graded_fails_with_the_reason
 
 
 def test_eval_runs_on_a_hotpotqa_file_and_continues(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:
-    data, out = hotpot(tmp_path / "dev.json"), tmp_path / "out"
-    command = ["eval", "--policy", "overwrite", str(tiny_model_folder), "--data", str(data)]
-    command += ["--documents", "2", "--no-baselines", "--out", str(out)]
-    done = palimpsest(*command)
-    assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout
-    assert len((out / "samples.jsonl").read_text().splitlines()) == 2
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["evaluations"][0]["problems"] == 2
-    assert palimpsest(*command).returncode == 0
-    assert len((out / "samples.jsonl").read_text().splitlines()) == 2
+    out, data = tmp_path / "out", str(hotpot(tmp_path / "dev.json"))
+    command = ["eval", str(tiny_model_folder), "--data", data, "--documents", "2", "--no-baselines", "--out", str(out)]
+    for _ in range(2):
+        done = palimpsest(*command)
+        assert (done.returncode, "accuracy" in done.stdout) == (0, True)
+        assert len((out / "samples.jsonl").read_text().splitlines()) == 2
+    assert json.loads((out / "summary.json").read_text())["evaluations"][0]["problems"] == 2
     other = palimpsest(*command, "--seed", "1")
-    assert other.returncode == 2
-    assert "contains another evaluation" in other.stderr
+    assert (other.returncode, "contains another evaluation" in other.stderr) == (2, True)
     assert palimpsest(*command, "--seed", "1", "--force").returncode == 0
 
 
@@ -175,12 +182,9 @@ def test_eval_of_an_agent_that_searches_an_index_grades_its_final_answer(
     assert summary["evaluations"][0]["graded"] == 1
 
 
-@pytest.mark.parametrize("policy", ["overwrite", "full_context"])
-def test_a_policy_that_reads_documents_is_rejected_without_documents(
-    policy: str, palimpsest: Run, tiny_model_folder: Path
-) -> None:
-    command = ["eval", "--policy", policy, str(tiny_model_folder), "--data", "synthetic_search"]
-    done = palimpsest(*command, "--limit", "1", "question_tokens=400")
+def test_a_policy_that_reads_documents_is_rejected_without_documents(palimpsest: Run, tiny_model_folder: Path) -> None:
+    command = ["eval", "--policy", "full_context", str(tiny_model_folder), "--data", "synthetic_search", "--limit", "1"]
+    done = palimpsest(*command, "question_tokens=400")
     assert done.returncode == 2
     assert "reads documents and these problems have none" in done.stderr
     assert "choose one of prune, tool_window, summary" in done.stderr
@@ -191,27 +195,14 @@ def test_eval_plays_a_policy_from_a_users_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "mine.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from palimpsest.memory.policy import Answered\n"
-        "@dataclass\n"
-        "class Guess:\n"
-        "    word: str = 'red'\n"
-        "    async def run(self, problem, model):\n"
-        "        await model.generate(model.codec.encode(problem.question), name='answer', max_tokens=1)\n"
-        "        return Answered('\\\\boxed{%s}' % self.word)\n"
-    )
-    data = hotpot(tmp_path / "dev.json")
-    done = palimpsest(
-        "eval", "--policy", "mine:Guess", "word=blue", str(tiny_model_folder), "--data", str(data), "--out", "out"
-    )
+    (tmp_path / "mine.py").write_text(GUESS)
+    command = ["eval", "--policy", "mine:Guess", "word=blue", str(tiny_model_folder), "--no-baselines"]
+    command += ["--data", str(hotpot(tmp_path / "dev.json"))]
+    done = palimpsest(*command, "--out", "out")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["evaluations"][0]["accuracy"]["mean"] == 0.5
     for where, has_note in (("marked", True), ("found", False)):
-        done = palimpsest(
-            "eval", "--policy", "mine:Guess", "word=blue", str(tiny_model_folder), "--data", str(data),
-            "--no-baselines", "reward.name=final_answer", f"reward.final_answer.where={where}",
-        )  # fmt: skip
+        done = palimpsest(*command, "reward.name=final_answer", f"reward.final_answer.where={where}")
         assert ("reward.final_answer.where=found" in done.stdout) is has_note
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from palimpsest.runs.jsonl_rows import append_row
 from support.records import HOTPOT_ROW
 from support.small_run import small_run
 
@@ -39,12 +38,10 @@ def failing(number: int) -> Callable[..., None]:
     ("number", "fix"),
     [
         (errno.ENOSPC, "free some room"),
-        (errno.EDQUOT, "free some room"),
         (errno.EIO, "the disk failed"),
         (errno.EROFS, "choose a writable folder"),
         (errno.EFBIG, "raise `ulimit -f`"),
         (errno.EMFILE, "raise `ulimit -n`"),
-        (errno.ENFILE, "too many files open"),
         (errno.ESTALE, "try again"),
     ],
 )
@@ -57,12 +54,6 @@ def test_a_system_error_names_the_file_and_the_fix(
     assert os.strerror(number) in message
     assert fix in message
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["dev.json"]
-
-
-def test_a_row_that_can_not_be_written_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.write", failing(errno.ENOSPC))
-    with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
-        append_row(tmp_path / "metrics.jsonl", {"step": 1})
 
 
 @contextmanager
