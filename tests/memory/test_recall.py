@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from palimpsest.config.reward import StateRewardConfig
-from palimpsest.config.schema import PolicyConfig
+from palimpsest.config.schema import PolicyConfig, SamplingConfig
 from palimpsest.errors import ConfigError
 from palimpsest.events import Recalled
 from palimpsest.memory import recall
@@ -20,9 +20,11 @@ from palimpsest.memory.registry import build_policy
 from palimpsest.metrics.memory_metrics import memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.reward.turn_rewards import turn_rewards
+from palimpsest.rollout.group import Player
 from palimpsest.rollout.trajectory_file import encode_groups, read_groups
 from palimpsest.types import Grade, Group, Problem, Trajectory
 from support.agents import Script, base_codec, events, played
+from support.fakes import ConstantGrader
 
 SMALL: dict[str, Any] = {
     "chunk_size": 14, "chunk_boundary": "line", "question_tokens": 60, "memory_tokens": 40, "reply_tokens": 120,
@@ -63,7 +65,6 @@ def test_a_recalled_memory_is_in_the_next_prompt_and_in_no_other(tiny_codec: Any
     (event,) = events(trajectory, "recall")
     assert event.what == Recalled("the cat", 0, "Bob has a cat", similarity=0.5)
     assert {event.detail["update"] for event in events(trajectory, "memory")} == {None}
-    assert trajectory.outcome.gradable
 
 
 def test_a_query_of_the_last_reading_turn_reaches_the_answer(tiny_codec: Any) -> None:
@@ -76,6 +77,21 @@ def test_the_query_is_looked_up_before_the_new_memory_joins_the_history(tiny_cod
     trajectory, script = play(tiny_codec, replies)
     assert events(trajectory, "recall")[0].detail["chunk"] == 0
     assert shown(script, 2) == ("a cat", "the cat ran")
+
+
+def test_training_and_evaluation_recall_the_same(tiny_codec: Any) -> None:
+    script = Script(tiny_codec, FOUR)
+    player = Player(RecallPolicy(**SMALL), script, tiny_codec, SamplingConfig(), ConstantGrader(), 1)
+    (group,) = asyncio.run(player.batch([PROBLEM], key=(0,)))
+    assert script.prompts == play(tiny_codec, FOUR)[1].prompts
+    assert len(group.trajectories) == 1
+
+
+def test_an_episode_alone_in_its_batch_recalls_like_any_other(tiny_codec: Any) -> None:
+    """ReMemR1 squeezes a batch of one active sample to a scalar and fails."""
+    trajectory, _ = play(tiny_codec, FOUR)
+    assert trajectory.outcome.gradable
+    assert len(events(trajectory, "recall")) == 1
 
 
 MALFORMED = ["no tags", "<update>a</update><update>b</update>", "<update>cut", "<update></update>"]

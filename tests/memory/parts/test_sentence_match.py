@@ -96,7 +96,8 @@ def test_an_unsupported_unit_is_dropped_with_a_reason(unit: str, reason: str) ->
          "The school was opened by Anna and was closed by Omar.", "The school was opened by Omar and closed by Omar."),
         # a name may replace a pronoun, a number may not
         ("In 1998, Anna Hill met Omar when she was in Rome.",
-         "In 1998, Anna Hill met Omar when Anna Hill was in Rome.", "In 1998, Anna Hill met Omar when 1998 was in Rome."),
+         "In 1998, Anna Hill met Omar when Anna Hill was in Rome.",
+         "In 1998, Anna Hill met Omar when 1998 was in Rome."),
         # two exchanged
         ("Anna (1930-1999) sold figs in Rome.",
          "In Rome, Anna (1930-1999) sold figs.", "Anna (1999-1930) sold figs in Rome."),
@@ -105,7 +106,8 @@ def test_an_unsupported_unit_is_dropped_with_a_reason(unit: str, reason: str) ->
         ("They played at Hill Stadium in Port Roe, Maine.",
          "In Maine, they played at Hill Stadium in Port Roe.", "They played at Port Roe in Hill Stadium, Maine."),
         ("Only Tom T. Abel in 1864 and Rick R. Roe in 1936 won it.",
-         "Only Tom Abel in 1864 and Rick Roe in 1936 won it.", "Only Tom T. Abel in 1936 and Rick R. Roe in 1936 won it."),
+         "Only Tom Abel in 1864 and Rick Roe in 1936 won it.",
+         "Only Tom T. Abel in 1936 and Rick R. Roe in 1936 won it."),
         ("It was -5 degrees there.", "There it was −5 degrees.", "It was 5 degrees there."),
         ("There, x = 3 < 4 holds.", "x = 3 < 4 holds there.", "There, x = 3 > 4 holds."),
         ("It sold 10⁶ units in Rome.", "In Rome, it sold 10^6 units.", "It sold 106 units in Rome."),
