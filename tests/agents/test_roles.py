@@ -20,6 +20,7 @@ from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.run_folder import open_run
 from palimpsest.types import Problem
 from support.agents import family_codec
+from support.fakes import changed, small_config
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,14 @@ def parity(problem: Problem, trajectory: Any) -> float:
 
 
 def config(model: str, **roles: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "model": {"path": model},
-            "policy": {"name": f"{__name__}:Criticised"},
-            "roles": roles,
-            "reward": {"name": f"{__name__}:parity"},
-            "optim": {"learning_rate": 1e-2},
-            "loss": {"entropy_coeff": 1e-6},  # every step has a gradient, whatever its rewards
-            "train": {"max_steps": 3, "batch_size": 2, "group_size": 4},
-            "logging": {"report_to": ["jsonl"]},
-        }
+    return changed(
+        small_config(max_steps=3),
+        model={"path": model},
+        policy={"name": f"{__name__}:Criticised"},
+        roles=roles,
+        reward={"name": f"{__name__}:parity"},
+        optim={"learning_rate": 1e-2},
+        loss={"entropy_coeff": 1e-6},  # every step has a gradient, whatever its rewards
     )
 
 

@@ -120,24 +120,15 @@ def test_a_long_step_shows_its_episodes_every_half_minute(clock: Clock) -> None:
     assert len(lines) == 3
 
 
-def test_on_a_terminal_messages_are_above_the_bar() -> None:
+def test_on_a_terminal_messages_are_above_the_bar_and_earlier_progress_is_in_it() -> None:
     stream = io.StringIO()
     display = Terminal(stream, live=True)
     steps = display.steps(20)
+    steps.resumed(12)
     steps.progress("rollout", 3, 8)
-    steps.step(2, {"reward/mean": 0.5}, {})
     display.message("resumed [not markup]")
     steps.close()
-    shown = stream.getvalue()
-    assert shown.count("resumed [not markup]") == 1
-    assert "steps 2/20" in shown
-
-
-def test_on_a_terminal_earlier_progress_is_shown_immediately() -> None:
-    stream = io.StringIO()
-    steps = Terminal(stream, live=True).steps(20)
-    steps.resumed(12)
-    steps.close()
+    assert stream.getvalue().count("resumed [not markup]") == 1
     assert " 60% steps 12/20" in stream.getvalue()
     with Terminal(stream, live=True).stages(PLAN[1:]) as staged, staged.count("evaluation", 8, done=4):
         pass
@@ -145,26 +136,19 @@ def test_on_a_terminal_earlier_progress_is_shown_immediately() -> None:
 
 
 def test_a_notebook_updates_one_output(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Output:
-        bundles: list[dict[str, str]] = []  # noqa: RUF012
-        opened = 0
+    displayed, bundles = list[dict[str, str]](), list[dict[str, str]]()
 
-        def update(self, bundle: dict[str, str], *, raw: bool) -> None:
-            self.bundles.append(bundle)
+    def display(bundle: dict[str, str], **_: Any) -> Any:
+        displayed.append(bundle)
+        return SimpleNamespace(update=lambda bundle, *, raw: bundles.append(bundle))
 
-    def display(bundle: dict[str, str], **_: Any) -> Output:
-        output.opened += 1
-        output.update(bundle, raw=True)
-        return output
-
-    output = Output()
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     with Notebook().count("<episodes>", 4) as tick:
         for _ in range(4):
             clock.now += 0.15
             tick()
-    assert output.opened == 1
-    done = [bundle["text/plain"].split()[1] for bundle in output.bundles]
+    (first,) = displayed
+    done = [bundle["text/plain"].split()[1] for bundle in (first, *bundles)]
     assert done == ["0/4", "2/4", "4/4", "4/4"]  # at most every 0.2 s, but start and end
-    assert '<progress value="100.00" max="100">' in output.bundles[-1]["text/html"]
-    assert "&lt;episodes&gt;" in output.bundles[-1]["text/html"]
+    assert '<progress value="100.00" max="100">' in bundles[-1]["text/html"]
+    assert "&lt;episodes&gt;" in bundles[-1]["text/html"]

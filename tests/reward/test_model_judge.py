@@ -377,6 +377,7 @@ def test_the_case_number_depends_on_the_answer() -> None:
         (200, "<html>"),
         (200, '{"choices": [{"message": {"content": "{'),
         (200, '{"choices": []}'),
+        (200, '{"error": "x"}'),
         (200, "[1]"),
         (200, "not packed at all", {"content-encoding": "gzip"}),
         (200, "x", {"content-encoding": "br"}),

@@ -195,6 +195,7 @@ def test_words_of_one_letter_are_units_only_after_a_number(text: str) -> None:
         ("653 Berenike", "654 Berenike"),
         ("Love Me like You Do", "Love Me until You Do"),
         ("I'll Be Here Awhile", "I'll Be There Awhile"),
+        ("No. 2 Squadron", "No. 3 Squadron"),
         ("Lorne (singer)", "Roe"),
     ],
 )
