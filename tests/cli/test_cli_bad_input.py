@@ -114,6 +114,7 @@ def test_an_invalid_setting_is_named_with_its_value_and_the_fix(
         (("train", "memagent"), "palimpsest train memagent-quickstart"),
         (("train", "memagent-quickstart", "--resume", "runs/x"), "palimpsest train --resume runs/x"),
         (("eval", "--recipe", "eval/ruler-hqa", "--data", "nowhere"), "palimpsest data download"),
+        (("quickstart", "train.max_steps=none"), "train.max_steps='none'"),
         (("eval", "--chunks", "4,x"), "expected lengths such as 4,64,256"),
         (("eval", "--data", "dev.json", "--chunks", "4"), "--documents"),
         (("eval", "temperature=0.7"), "eval_sampling.temperature"),

@@ -66,7 +66,7 @@ def rejected(*overrides: str) -> str:
         ),
         ([VLLM, "roles={critic: {model: org/other}}"], "roles.critic.model: vLLM servers"),
         ([VLLM, "sampling.temperature=0.7", "sampling.top_p=0.95"], "set loss.old_logprobs=recompute"),
-        ([VLLM, "sampling.top_p=0.95", RECOMPUTE], "loss.importance_sampling_cap=null"),
+        ([VLLM, "sampling={temperature: 0.7, top_p: 0.95}", RECOMPUTE], "loss.importance_sampling_cap=null"),
     ],
 )
 def test_combinations_that_cannot_work_are_rejected(overrides: list[str], reason: str) -> None:
