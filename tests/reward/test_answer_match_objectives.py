@@ -81,7 +81,8 @@ def test_one_question_by_every_rule(answer: str | None, expected: tuple[float, .
 def test_objectives_all_needs_every_answer_and_each_takes_the_mean() -> None:
     answer = 'FINAL_ANSWER:\n{"Q1": "brian virtue", "Q2": "Bill Monroe", "Q3": 1905}'
     strict, mean = (grade(several(GOLDS), answer, objectives=mode) for mode in ("all", "each"))
-    assert (strict.value, mean.value) == (0.0, pytest.approx(2 / 3))
+    assert strict.value == 0.0
+    assert mean.value == pytest.approx(2 / 3)
     assert strict.breakdown == mean.breakdown
     names = ("objectives", "objectives_right", "answered")
     assert [mean.breakdown[name] for name in names] == [3, 2, 1]
@@ -191,7 +192,8 @@ def test_the_judge_gets_the_points_of_a_rubric_one_by_one_and_their_mean_counts(
     judge = Scripted(**{"a car": 1.0, "red": 0.5, "new": 0.0})
     problem = Problem("p", "What is it?", ("a car", "red", "new"))
     result = grade(problem, "FINAL_ANSWER: a car, reddish", judge, match="judge", golds="each")
-    assert (result.value, result.breakdown["partial"]) == (pytest.approx(0.5), 1.0)
+    assert result.value == pytest.approx(0.5)
+    assert result.breakdown["partial"] == 1.0
     assert [golds for _, golds, _ in judge.requests] == [("a car",), ("red",), ("new",)]
     down = grade(problem, "FINAL_ANSWER: x", Scripted(x=JudgeError("down")), match="judge", golds="each")
     assert (down.value, down.reason) == (None, "judge: down")
