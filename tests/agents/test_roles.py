@@ -20,65 +20,54 @@ from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.run_folder import open_run
 from palimpsest.types import Problem
 from support.agents import family_codec
+from support.fakes import changed, small_config
 
 
 @dataclass(frozen=True)
 class Criticised(MemoryPolicy):
-    """Answers in sight of what two others said of its draft."""
-
     async def run(self, problem: Problem, model: Model) -> Answered:
         prompt = model.codec.encode(problem.question)
         for name, role in (("draft", None), ("criticise", "critic"), ("doubt", "sceptic"), ("answer", None)):
-            said = await model.generate(prompt, name=name, max_tokens=6, role=role)
-            prompt = [*prompt, *said.token_ids]
-        return Answered(model.codec.decode(said.token_ids, control=False))
+            completion = await model.generate(prompt, name=name, max_tokens=6, role=role)
+            prompt = [*prompt, *completion.token_ids]
+        return Answered(model.codec.decode(completion.token_ids, control=False))
 
 
-class Lengths:
-    """Rewards something a random model varies in."""
-
-    def __call__(self, problem: Problem, trajectory: Any) -> float:
-        return float(sum(trajectory.turns[-1].completion.token_ids) % 2)
+def parity(problem: Problem, trajectory: Any) -> float:
+    return float(sum(trajectory.turns[-1].completion.token_ids) % 2)
 
 
 def config(model: str, **roles: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "model": {"path": model},
-            "policy": {"name": f"{__name__}:Criticised"},
-            "roles": roles,
-            "reward": {"name": f"{__name__}:Lengths"},
-            "optim": {"learning_rate": 1e-2},
-            "loss": {"entropy_coeff": 1e-6},  # every step has a gradient, whatever its rewards
-            "train": {"max_steps": 3, "batch_size": 2, "group_size": 4},
-            "logging": {"report_to": ["jsonl"]},
-        }
+    return changed(
+        small_config(max_steps=3),
+        model={"path": model},
+        policy={"name": f"{__name__}:Criticised"},
+        roles=roles,
+        reward={"name": f"{__name__}:parity"},
+        optim={"learning_rate": 1e-2},
+        loss={"entropy_coeff": 1e-6},  # every step has a gradient, whatever its rewards
     )
 
 
-def test_frozen_roles_play_beside_a_trained_agent_on_its_weights_and_on_their_own(
+def test_frozen_roles_sample_with_the_trained_weights_or_their_model_and_are_not_trained(
     tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    model = str(tiny_model_folder)
-    settings = config(model, critic={}, sceptic={"model": model})
+    settings = config(str(tiny_model_folder), critic={}, sceptic={"model": str(tiny_model_folder)})
     with open_run(tmp_path / "run", settings) as folder:
         asyncio.run(train_in_folder(folder, settings, open_setup(settings, folder.path)))
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     groups = read_groups(tmp_path / "run" / "trajectories" / "step-000003.jsonl.zst").groups
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     by_role = {role: [turn for turn in turns if turn.role == role] for role in (None, "critic", "sceptic")}
-    assert [len(by_role[role]) for role in by_role] == [16, 8, 8]
-    assert {role: {turn.completion.policy_version for turn in each} for role, each in by_role.items()} == {
-        None: {2},
-        "critic": {2},
-        "sceptic": {0},
-    }
+    assert [len(turns) for turns in by_role.values()] == [16, 8, 8]
+    versions = {role: {turn.completion.policy_version for turn in turns} for role, turns in by_role.items()}
+    assert versions == {None: {2}, "critic": {2}, "sceptic": {0}}
     assert all(turn.trained == (turn.role is None) for turn in turns)
     assert rows[2]["credit/trained_tokens"] == sum(len(turn.completion.token_ids) for turn in by_role[None])
-    assert all(row["policy/logprob_gap"] < 1e-4 for row in rows)  # what is trained was sampled in that very context
+    assert all(row["policy/logprob_gap"] < 1e-4 for row in rows)  # trained tokens are in their sampling context
 
 
-def test_a_model_with_another_tokenizer_is_refused_by_the_name_of_its_role(tiny_model_folder: Path) -> None:
+def test_a_role_with_another_tokenizer_is_rejected(tiny_model_folder: Path) -> None:
     settings = config(str(tiny_model_folder), sceptic={"model": str(tiny_model_folder)})
     with pytest.raises(ConfigError, match=r"roles.sceptic.model=.* has another tokenizer than model.path"):
         open_roles(settings, family_codec("chatml"))

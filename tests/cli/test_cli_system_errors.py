@@ -1,40 +1,34 @@
-"""Errors of the system and input that is out of all proportion: one line with what and where, exit status 2."""
+"""Errors of the system and extreme input: one line with the cause and the file, exit status 2."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from palimpsest.runs.jsonl_rows import append_row
+from support.records import HOTPOT_ROW
 from support.small_run import small_run
 
 Refused = Callable[..., str]
-ROW = {
-    "_id": "q0",
-    "question": "What colour is the house?",
-    "answer": "red",
-    "supporting_facts": [["House", 0]],
-    "context": [["House", ["The house is red. "]], ["Tree", ["The tree is tall."]]],
-}
 LONG = "a" * 300
 
 
 @pytest.fixture
 def build(tmp_path: Path) -> list[str]:
-    (tmp_path / "dev.json").write_text(json.dumps([ROW]))
-    source = (str(tmp_path / "dev.json"),)
-    return ["data", "build", *source, "--documents", "2", "--out", str(tmp_path / "sets" / "out")]
+    (tmp_path / "dev.json").write_text(json.dumps([HOTPOT_ROW]))
+    return ["data", "build", str(tmp_path / "dev.json"), "--documents", "2", "--out", str(tmp_path / "sets" / "out")]
 
 
-def failing(number: int) -> Callable[[int], None]:
-    def call(descriptor: int) -> None:
+def failing(number: int) -> Callable[..., None]:
+    def call(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     return call
@@ -44,16 +38,14 @@ def failing(number: int) -> Callable[[int], None]:
     ("number", "fix"),
     [
         (errno.ENOSPC, "free some room"),
-        (errno.EDQUOT, "free some room"),
         (errno.EIO, "the disk failed"),
         (errno.EROFS, "choose a writable folder"),
         (errno.EFBIG, "raise `ulimit -f`"),
         (errno.EMFILE, "raise `ulimit -n`"),
-        (errno.ENFILE, "too many files open"),
         (errno.ESTALE, "try again"),
     ],
 )
-def test_an_error_of_the_system_is_a_line_with_file_and_fix(
+def test_a_system_error_names_the_file_and_the_fix(
     number: int, fix: str, build: list[str], refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("os.fsync", failing(number))
@@ -62,12 +54,6 @@ def test_an_error_of_the_system_is_a_line_with_file_and_fix(
     assert os.strerror(number) in message
     assert fix in message
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["dev.json"]
-
-
-def test_a_row_that_can_not_be_written_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.write", lambda *_: failing(errno.ENOSPC)(0))
-    with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
-        append_row(tmp_path / "metrics.jsonl", {"step": 1})
 
 
 @contextmanager
@@ -80,25 +66,18 @@ def limited(kind: int, limit: int) -> Iterator[None]:
         resource.setrlimit(kind, (soft, hard))
 
 
-def test_a_file_that_may_not_grow_any_further_is_named(build: list[str], refused: Refused) -> None:
+def test_limits_of_file_size_and_descriptors_are_reported(build: list[str], refused: Refused, tmp_path: Path) -> None:
     with limited(resource.RLIMIT_FSIZE, 40):
-        message = refused(*build)
-    assert ": File too large" in message
-
-
-def test_a_process_without_descriptors_says_so(build: list[str], refused: Refused, tmp_path: Path) -> None:
+        assert ": File too large" in refused(*build)
     refused(*build[:-1], str(tmp_path))  # everything is imported
     free = os.open(os.devnull, os.O_RDONLY)
     os.close(free)
     with limited(resource.RLIMIT_NOFILE, free):
-        message = refused(*build)
-    assert "Too many open files" in message
+        assert "Too many open files" in refused(*build)
 
 
-@pytest.mark.parametrize("sign", ["\n", "\r", "\x85", "\u2028", "\x1b[31m", "\u202e"])
-@pytest.mark.parametrize(
-    "words", [["data", "inspect"], ["ask", "a.txt"], ["export", "--out", "x"], ["train"], ["view"]]
-)
+@pytest.mark.parametrize("sign", ["\n", "\x85", "\u2028", "\x1b[31m", "\u202e"])
+@pytest.mark.parametrize("words", [["data", "inspect"], ["ask", "a.txt"], ["export", "--out", "x"], ["view"]])
 def test_a_control_character_in_a_name_is_escaped_in_the_one_line(
     words: list[str], sign: str, refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +89,7 @@ def test_a_control_character_in_a_name_is_escaped_in_the_one_line(
 
 
 TRAIN = ["train", "memagent-quickstart", "--out"]
-HUGE: list[tuple[list[str], str]] = [
+EXTREME: list[tuple[list[str], str]] = [
     (["data", "inspect", LONG], LONG),
     (["train", LONG], "File name too long"),
     ([*TRAIN, LONG], "File name too long"),
@@ -127,16 +106,9 @@ HUGE: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("command", "what"), HUGE, ids=[f"{words[0]}-{number}" for number, (words, _) in enumerate(HUGE)]
-)
-def test_input_out_of_proportion_is_a_line(
-    command: list[str],
-    what: str,
-    refused: Refused,
-    tmp_path: Path,
-    tiny_model_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("command", "reason"), EXTREME, ids=map(str, itertools.count()))
+def test_extreme_input_is_one_line(
+    command: list[str], reason: str, refused: Refused, tmp_path: Path, tiny_model_folder: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to("nowhere")
@@ -147,7 +119,7 @@ def test_input_out_of_proportion_is_a_line(
         command = [*command, *(f"{key}={json.dumps(value)}" for key, value in small_run(tiny_model_folder).items())]
     if command[0] == "eval" and "--policy" not in command:
         command = [*command, str(tiny_model_folder), "chunk_size=64", "--chunks", "1"]
-    assert what in refused(*command)
+    assert reason in refused(*command)
 
 
 SINK = """import shutil
@@ -157,14 +129,14 @@ def delete_the_run(step, metrics, timings, folder=None):
 """
 
 
-def test_a_run_whose_folder_is_deleted_ends_with_a_line_and_makes_no_new_one(
+def test_a_run_whose_folder_is_deleted_ends_with_an_error_and_creates_no_new_one(
     refused: Refused, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "sinks_of_mine.py").write_text(SINK)
+    (tmp_path / "custom_sinks.py").write_text(SINK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = small_run(tiny_model_folder, max_steps=4, save_steps=2) | {
-        "logging.report_to": ["sinks_of_mine:delete_the_run", "jsonl"]
+        "logging.report_to": ["custom_sinks:delete_the_run", "jsonl"]
     }
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     message = refused(*TRAIN, "run", *words)

@@ -24,18 +24,16 @@ from support.command import Run
         (("eval", "m", "--dataset", "own.jsonl"), "--data"),
         (("eval", "m", "--api-key=X"), "--api-key-env"),
         (("data", "build", "f.json", "--document", "4", "--out", "set"), "--documents"),
+        (("eval", "m", "--nonsense"), None),
+        (("recipes", "list", "--learning-rate", "1"), None),
     ],
 )
 def test_an_unknown_option_names_the_key_or_the_option_that_it_resembles(
-    words: tuple[str, ...], key: str, refused: Callable[..., str]
+    words: tuple[str, ...], key: str | None, palimpsest: Run
 ) -> None:
-    assert f"did you mean {key}" in refused(*words)
-
-
-@pytest.mark.parametrize("words", [("eval", "m", "--nonsense"), ("recipes", "list", "--learning-rate", "1")])
-def test_another_unknown_option_is_rejected_by_its_name(words: tuple[str, ...], palimpsest: Run) -> None:
     done = palimpsest(*words)
-    assert (done.returncode, words[2] in done.stderr) == (2, True)
+    assert done.returncode == 2
+    assert (words[2] if key is None else f"did you mean {key}") in done.stderr
 
 
 def test_a_role_mapped_twice_is_rejected(refused: Callable[..., str]) -> None:
@@ -63,7 +61,7 @@ def test_repeated_options_of_several_values_are_joined(palimpsest: Run, tmp_path
         (("retrieval", "index", "--out", "set"), "rename the column"),
     ],
 )  # fmt: skip
-def test_a_hint_about_columns_is_one_that_the_command_can_follow(
+def test_a_hint_about_columns_fits_the_command(
     command: tuple[str, ...], map: str, refused: Callable[..., str], tmp_path: Path
 ) -> None:
     (tmp_path / "f.csv").write_text("frage;antwort\nWho?;Ann\n")

@@ -1,4 +1,4 @@
-"""`palimpsest plan` and `train --gpus` as commands: exit codes, JSON, a run against its plan."""
+"""`palimpsest plan` and `train --gpus`: exit codes, JSON, a run against its plan."""
 
 from __future__ import annotations
 
@@ -16,56 +16,34 @@ from support.small_run import small_run
 
 def test_a_plan_that_fits_has_its_command_and_its_overrides(palimpsest: Run) -> None:
     done = palimpsest("plan", "memagent-7b", "train.max_steps=10", "--gpus", "8", "--nodes", "2", "--json")
-    shown = json.loads(done.stdout)
-    assert (done.returncode, shown["fits"], shown["steps"]) == (0, True, 10)
-    assert shown["command"] == "palimpsest train memagent-7b train.max_steps=10 --gpus 8 --nodes 2"
-    assert {"key", "value", "reason"} == set(shown["overrides"][0])
-    assert shown["missing"] == ["cluster.address"]
-    half = palimpsest("plan", "memagent-7b", "--gpus", "8", "--price", "1.25", "--json")
-    assert json.loads(half.stdout)["cost"] == pytest.approx(json.loads(half.stdout)["gpu_hours"] * 1.25)
+    plan = json.loads(done.stdout)
+    assert (done.returncode, plan["fits"], plan["steps"], plan["missing"]) == (0, True, 10, ["cluster.address"])
+    assert plan["command"] == "palimpsest train memagent-7b train.max_steps=10 --gpus 8 --nodes 2"
+    priced = ("plan", "memagent-7b", "--gpus", "8", "--price", "1.25")
+    plan, text = json.loads(palimpsest(*priced, "--json").stdout), palimpsest(*priced).stdout
+    assert plan["cost"] == pytest.approx(plan["gpu_hours"] * 1.25)
+    assert all(f"{row['key']}={row['value']}" in text and row["reason"] for row in plan["overrides"])
+    assert re.search(r"^cost +[\d,.]+ US dollars$", text, re.MULTILINE)
 
 
 def test_a_plan_that_does_not_fit_exits_with_3_and_names_what_fits(palimpsest: Run) -> None:
     done = palimpsest("plan", "memagent-7b", "--json")
-    shown = json.loads(done.stdout)
-    assert (done.returncode, shown["fits"]) == (3, False)
-    assert shown["nearest"] == ["model.lora.rank=16", "cluster.cpu_offload=true", "--gpus 4 --nodes 1"]
-    assert palimpsest("plan", "memagent-7b").returncode == 3
-    one = palimpsest("plan", "memagent-7b", "--gpus", "1")
-    assert one.returncode == 3
-    assert "model.lora.rank=16" in one.stdout
+    plan = json.loads(done.stdout)
+    assert (done.returncode, plan["fits"]) == (3, False)
+    assert plan["nearest"] == ["model.lora.rank=16", "cluster.cpu_offload=true", "--gpus 4 --nodes 1"]
+    text = palimpsest("plan", "memagent-7b", "--gpus", "1")
+    assert (text.returncode, "model.lora.rank=16" in text.stdout) == (3, True)
     assert palimpsest("plan", "memagent-7b", "model.lora.rank=16").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "keys"),
-    [
-        (["memagent-0.6b", "--gpu", "4090"], {"cluster.placement": "colocated"}),
-        (["rememr1-3b"], {"cluster.placement": "colocated", "sampler.name": "vllm"}),
-        (["rememr1-3b", "engine.name=ray"], {"cluster.placement": "colocated", "sampler.name": "vllm"}),
-        (["memagent-4b-lora"], {"sampler.name": "vllm"}),
-    ],
-)
-def test_one_gpu_learns_and_samples_with_vllm(words: list[str], keys: dict[str, str], palimpsest: Run) -> None:
-    done = palimpsest("plan", *words, "--gpus", "1", "--json")
-    shown = json.loads(done.stdout)
-    assert (done.returncode, shown["fits"]) == (0, True)
-    assert keys.items() <= {each["key"]: each["value"] for each in shown["overrides"]}.items()
-
-
-def test_text_has_every_override_as_it_is_typed(palimpsest: Run) -> None:
-    done = palimpsest("plan", "memagent-7b", "--gpus", "8")
-    overrides = json.loads(palimpsest("plan", "memagent-7b", "--gpus", "8", "--json").stdout)["overrides"]
-    assert all(f"{each['key']}={each['value']}" in done.stdout for each in overrides)
-    assert re.search(r"^cost +[\d,.]+ US dollars$", done.stdout, re.MULTILINE)
-
-
-def test_this_machines_cores_are_planned_as_the_configuration_is(palimpsest: Run) -> None:
-    shown = json.loads(palimpsest("plan", "memagent-quickstart", "--here", "--json").stdout)
-    assert json.loads(palimpsest("plan", "memagent-quickstart", "--json").stdout) == shown
-    elsewhere = json.loads(palimpsest("plan", "memagent-quickstart", "--gpus", "1", "--json").stdout)
-    assert (elsewhere["device"], elsewhere["gpu_hours"] > 0) == ("h100", True)
-    assert (shown["device"], shown["overrides"], shown["gpu_hours"], shown["fits"]) == ("cpu", [], 0, True)
+def test_a_plan_for_this_machine_needs_no_gpus_and_no_overrides(palimpsest: Run) -> None:
+    here, default, gpu = (
+        json.loads(palimpsest("plan", "memagent-quickstart", *words, "--json").stdout)
+        for words in (["--here"], [], ["--gpus", "1"])
+    )
+    assert here == default
+    assert (here["device"], here["overrides"], here["gpu_hours"], here["fits"]) == ("cpu", [], 0, True)
+    assert (gpu["device"], gpu["gpu_hours"] > 0) == ("h100", True)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +53,6 @@ def test_this_machines_cores_are_planned_as_the_configuration_is(palimpsest: Run
         (["memagent-7b", "--check", "runs/first"], "a recipe, or --check RUN"),
         (["memagent-7b", "--here", "--gpus", "2"], "omit --gpus"),
         (["memagent-7b", "--gpu", "b200"], "--gpus N; add it"),
-        (["memagent-7b", "--nodes", "4"], "--gpus N; add it"),
         (["memagent-7b", "--gpus", "64", "--nodes", "128"], "at most 1024 GPUs"),
         (["memagent-7b", "--gpus", "8", "--gpu", "tpu"], "no data sheet; choose one of h100"),
         (["memagent-7b", "model.path=nobody/no-such-model", "--gpus", "8"], "download it"),
@@ -83,7 +60,7 @@ def test_this_machines_cores_are_planned_as_the_configuration_is(palimpsest: Run
         (["--check", "no-such-run"], "no such folder"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(words: list[str], reason: str, refused: Callable[..., str]) -> None:
+def test_an_invalid_plan_is_one_line(words: list[str], reason: str, refused: Callable[..., str]) -> None:
     assert reason in refused("plan", *words)
 
 
@@ -100,8 +77,8 @@ def test_a_run_is_compared_with_its_plan_and_its_code_is_not_imported(
     (tmp_path / "evil.py").write_text("open('imported', 'w').close()")
     monkeypatch.chdir(tmp_path)
     config = (tmp_path / "run" / "config.yaml").read_text()
-    for theirs in ("name: evil:Evil", "name: evil.py:Evil"):
-        (tmp_path / "run" / "config.yaml").write_text(config.replace("name: overwrite", theirs))
+    for custom in ("name: evil:Evil", "name: evil.py:Evil"):
+        (tmp_path / "run" / "config.yaml").write_text(config.replace("name: overwrite", custom))
         assert "evil" in refused("plan", "--check", "run")
     assert not (tmp_path / "imported").exists()
 
@@ -135,6 +112,6 @@ def test_a_dry_run_for_other_gpus_names_the_recipes_files_that_are_missing_here(
     assert "no such file; get it with: palimpsest data download memact-train" in here
 
 
-def test_a_resumed_run_keeps_its_layout(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_a_resumed_run_has_its_earlier_layout(refused: Callable[..., str], tmp_path: Path) -> None:
     library.train("memagent-quickstart", small_run(Path("embedded"), max_steps=1), out=tmp_path / "run", quiet=True)
     assert "omit --gpus" in refused("train", "--resume", str(tmp_path / "run"), "--gpus", "1", "--dry-run")

@@ -1,4 +1,4 @@
-"""`palimpsest view`: its address, its end, what it refuses."""
+"""`palimpsest view`: its address, its end, its errors."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from support.command import Run
 from support.serving_process import SOURCE, serving_process
 from support.view_folders import run_folder
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_prints_its_address_answers_and_ends_tidily(number: signal.Signals, tmp_path: Path) -> None:
+def test_it_prints_its_address_responds_and_ends_cleanly(number: signal.Signals, tmp_path: Path) -> None:
     run_folder(tmp_path / "first", [{"step": 1, "reward/mean": 0.5}])
     with serving_process(["view", str(tmp_path), "--port", "0"], "/") as (url, process):
         assert httpx2.get(f"{url}/", timeout=60).status_code == 200
@@ -37,7 +36,7 @@ from pathlib import Path
 from palimpsest.cli.main import main
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 def get(*_):
-    print("asked", flush=True)
+    print("request", flush=True)
     time.sleep(600)
 ViewerApi.get = get
 sys.argv = ["palimpsest", "view", sys.argv[1], "--port", "0"]
@@ -46,7 +45,7 @@ main()
 
 
 def until_closed(url: str) -> None:
-    """Until nobody listens there."""
+    """Wait until the port is closed."""
     address = httpx2.URL(url)
     with suppress(ConnectionError):
         while True:
@@ -55,30 +54,25 @@ def until_closed(url: str) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_file_that_takes_forever_holds_up_no_end(again: bool, tmp_path: Path) -> None:
+def test_an_endless_read_does_not_delay_the_end(again: bool, tmp_path: Path) -> None:
     run = run_folder(tmp_path / "first")
-    child = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(run)],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    env, command = {**os.environ, "PYTHONPATH": str(SOURCE)}, [sys.executable, "-c", ENDLESS, str(run)]
+    child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert child.stdout
         url = child.stdout.readline().removeprefix("viewer at ").strip()
         with ThreadPoolExecutor() as threads:
-            asked = threads.submit(httpx2.get, f"{url}api/runs", timeout=60)
-            assert child.stdout.readline() == "asked\n"
+            response = threads.submit(httpx2.get, f"{url}api/runs", timeout=60)
+            assert child.stdout.readline() == "request\n"
             child.send_signal(signal.SIGINT)
             if again:
                 until_closed(url)  # two signals that wait together are one
                 child.send_signal(signal.SIGINT)
                 assert child.wait(timeout=60) == -signal.SIGINT
-                assert asked.exception() is not None
+                assert response.exception() is not None
             else:
-                assert asked.result().json() == {"error": "the viewer is stopping"}
-                assert asked.result().status_code == 503
+                assert response.result().json() == {"error": "the viewer is stopping"}
+                assert response.result().status_code == 503
                 assert child.wait(timeout=60) == 0
         assert "Traceback" not in child.communicate()[1]
     finally:
@@ -86,8 +80,7 @@ def test_a_file_that_takes_forever_holds_up_no_end(again: bool, tmp_path: Path) 
         child.wait()
 
 
-def test_a_client_that_does_not_read_is_given_up_at_the_end_without_a_word(tmp_path: Path) -> None:
-    """Its next answer waits for room, and would be cancelled when the grace is over."""
+def test_a_client_that_does_not_read_is_dropped_at_the_end_without_output(tmp_path: Path) -> None:
     words = ["view", str(run_folder(tmp_path / "first")), "--port", "0"]
     with serving_process(words, "/", stderr=subprocess.PIPE) as (address, child):
         url = httpx2.URL(address)
@@ -103,20 +96,14 @@ def test_head_is_answered_as_get_without_a_body(tmp_path: Path) -> None:
     run_folder(tmp_path / "first")
     with serving_process(["view", str(tmp_path), "--port", "0"], "/") as (url, _):
         for path in ("/", "/api/runs"):
-            told, asked = httpx2.get(url + path, timeout=60), httpx2.head(url + path, timeout=60)
-            assert (asked.status_code, asked.content) == (200, b"")
-            assert asked.headers["content-length"] == told.headers["content-length"] == str(len(told.content))
+            get, head = httpx2.get(url + path, timeout=60), httpx2.head(url + path, timeout=60)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.content))
         assert httpx2.head(f"{url}/nowhere", timeout=60).status_code == 404
 
 
-def test_help_has_examples(palimpsest: Run) -> None:
-    told = palimpsest("view", "--help")
-    assert told.returncode == 0
-    assert "palimpsest view runs/quickstart" in told.stdout
-
-
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         (["nowhere"], "no such file or folder; pass"),
         (["."], "contains no run"),
@@ -126,10 +113,10 @@ def test_help_has_examples(palimpsest: Run) -> None:
         (["first", "--server-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_a_line(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+def test_an_invalid_path_or_address_is_one_line(
+    words: list[str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if "first" in words or not words:
         run_folder(tmp_path / "first")
-    assert said in refused("view", *words)
+    assert reason in refused("view", *words)

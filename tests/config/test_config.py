@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -34,17 +33,10 @@ SHIPPED = recipe_names()
 PUBLISHED = [name for name in SHIPPED if name not in quickstarts().values()]
 
 
-READS = "must be a whole number, at least 1 and at most 4096, or auto or off or null"
-
-
-def refused(*overrides: str, text: str = "") -> str:
+def rejected(*overrides: str, text: str = "") -> str:
     with pytest.raises(ConfigError) as caught:
         parse_config(text, name="mine", overrides=overrides)
     return str(caught.value)
-
-
-def test_the_shipped_recipes_are_there() -> None:
-    assert {"memagent-7b", "memagent-quickstart", "memact-7b", "memact-14b", "memact-code"} <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -54,7 +46,8 @@ def test_a_recipe_survives_being_written_and_read(name: str) -> None:
     assert config.recipe == name
 
 
-CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")  # which are refused
+REMEMR1 = ("rememr1-3b", "rememr1-7b", "rememr1-code")
+CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")  # which are rejected
 TEXT = st.text(CHARACTERS) | st.from_regex(r"[-+]?[0-9._]{0,4}[eE]?[-+]?[0-9]{0,3}", fullmatch=True)
 
 
@@ -68,7 +61,6 @@ def test_no_text_is_read_back_as_anything_else(key: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_policies_of_a_recipe_can_be_built(name: str) -> None:
-    """C9.17: the original's configurations name classes and files that aren't there."""
     config = load_recipe(name)
     for policy in (config.policy, *config.evaluation.baselines.values(), *config.evaluation.trained_baselines.values()):
         build_policy(policy)
@@ -78,64 +70,43 @@ def test_the_policies_of_a_recipe_can_be_built(name: str) -> None:
 def test_every_value_of_a_published_recipe_names_its_source(name: str) -> None:
     for line in recipe_text(name).splitlines():
         key, colon, value = line.partition(":")
-        own = key.strip() in {"recipe", "prompts"}  # our name, our wording
-        if colon and value.split("#")[0].strip() and not line.startswith("#") and not own and key.strip() != "name":
+        exempt = key.strip() in {"recipe", "prompts"}  # a name and a wording of this project
+        if colon and value.split("#")[0].strip() and not line.startswith("#") and not exempt and key.strip() != "name":
             assert "#" in value, line
 
 
-def test_the_papers_recipe_holds_the_papers_numbers() -> None:
-    config = load_recipe("memagent-7b")
-    assert (config.train.batch_size, config.train.group_size, config.train.num_minibatches) == (
-        128,
-        16,
-        16,
-    )
-    assert (config.optim.learning_rate, config.loss.kl_loss_coef, config.credit.adv_estimator) == (1e-6, 1e-3, "mean")
-    options = config.policy.options
-    assert [options[k] for k in ("chunk_size", "memory_tokens", "answer_tokens", "max_chunks")] == [
-        5000,
-        1024,
-        1024,
-        8,
-    ]
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("memagent-14b", {"batch_size": 256, "num_minibatches": 16, "group_size": 16, "eval_on_start": True}),
+        ("memact-cold-start", {"batch_size": 256, "max_steps": 72}),
+        *((name, {"eval_on_start": True, "metric_for_best_model": "accuracy"}) for name in REMEMR1),
+    ],
+)
+def test_published_recipes_have_the_numbers_of_papers_and_scripts(name: str, values: dict[str, Any]) -> None:
+    config = load_recipe(name)
+    assert {key: getattr(config.train, key) for key in values} == values
+    assert config.data.shuffle is (name == "memact-cold-start")
 
 
-def test_what_the_scripts_do_to_their_data_and_when_they_validate_is_in_the_recipes() -> None:
-    for name in ("memagent-7b", "memagent-14b", "rememr1-3b", "rememr1-7b", "rememr1-code"):
-        config = load_recipe(name)
-        assert (config.data.shuffle, config.train.eval_on_start) == (False, True)
-    for name in ("rememr1-3b", "rememr1-7b", "rememr1-code"):
-        assert load_recipe(name).train.metric_for_best_model == "accuracy"
+def test_published_recipes_have_the_budgets_of_papers_and_scripts() -> None:
+    options, second = (load_recipe(name).policy.options for name in ("memagent-7b", "memagent-14b-stage2"))
+    budgets = [options[key] for key in ("chunk_size", "memory_tokens", "answer_tokens", "max_chunks")]
+    assert (budgets, second["max_chunks"] * second["chunk_size"]) == ([5000, 1024, 1024, 8], 60_000)
+    for name in REMEMR1:
         for key in ("question_tokens", "memory_tokens", "answer_tokens", "max_chunks"):
             (line,) = [text for text in recipe_text(name).splitlines() if text.strip().startswith(f"{key}:")]
             assert "# config:" in line
-
-
-def test_the_larger_memagent_its_second_stage_and_the_cold_start_of_memact_are_recipes() -> None:
-    first, second = load_recipe("memagent-14b"), load_recipe("memagent-14b-stage2")
-    assert (first.train.batch_size, first.train.num_minibatches, first.train.group_size) == (256, 16, 16)
-    limit = second.policy.options["max_chunks"] * second.policy.options["chunk_size"]
-    assert (limit, second.model.path) == (60_000, "runs/memagent-14b-seed0")
-    start = load_recipe("memact-cold-start")
-    assert (start.optim.learning_rate, start.train.batch_size, start.train.max_steps) == (6e-6, 256, 72)
-    vime = load_recipe("memagent-vime-qwen3-4b").train
-    assert (vime.batch_size, vime.group_size, vime.num_minibatches) == (8, 8, 1)
-
-
-def test_defaults_round_trip_as_plain_yaml() -> None:
-    assert RunConfig.model_validate(yaml.safe_load(dump_config(RunConfig()))) == RunConfig()
 
 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("a=1e-6", 1e-6),
-        ("a=5E3", 5000.0),
         ("a=.5", 0.5),
         ("a=12", 12),
         ("a=true", True),
         ("a=no", "no"),
-        ("a=on", "on"),
         ("a=null", None),
         ("a=", None),
         ("a=[1, 2]", [1, 2]),
@@ -156,20 +127,16 @@ def test_values_are_read_as_yaml(override: str, expected: object) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            f"train.max_off_policy_steps={2**63}",
-            "recipe: train.max_off_policy_steps: a number of 64 bits; at most 63 are possible",
-        ),
-        (f"policy.options.size=[{-(2**63) - 1}]", "recipe: policy.options.size: a number of 64 bits"),
-        ('reward.name="\\ud800:x"', r"recipe: reward.name: .* contains half a character"),
-        (r'model.path="a\0b"', r"recipe: model\.path: 'a\\x00b' contains a NUL character"),
-        (r'roles={"a\0b": {}}', r"recipe: roles: 'a\\x00b' contains a NUL character"),
-        ('roles={"\\ud800": {}}', r"recipe: roles: .* contains half a character"),
+        (f"train.max_off_policy_steps={2**63}", "train.max_off_policy_steps: a number of 64 bits; at most 63 are"),
+        (f"policy.options.size=[{-(2**63) - 1}]", "policy.options.size: a number of 64 bits"),
+        ('reward.name="\\ud800:x"', r"reward.name: .* contains half a character"),
+        (r'model.path="a\0b"', r"model\.path: 'a\\x00b' contains a NUL character"),
+        (r'roles={"a\0b": {}}', r"roles: 'a\\x00b' contains a NUL character"),
+        ('roles={"\\ud800": {}}', r"roles: .* contains half a character"),
     ],
 )
-def test_what_no_file_of_a_run_can_hold_is_refused(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config("", name="recipe", overrides=[override])
+def test_values_that_a_file_cannot_contain_are_rejected(override: str, message: str) -> None:
+    assert re.search(message, rejected(override))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -177,7 +144,7 @@ def test_any_number_survives_the_command_line(value: float) -> None:
     assert split_override(f"a={value!r}")[1] == value
 
 
-def test_later_overrides_win_and_sections_open_by_themselves() -> None:
+def test_later_overrides_win_and_open_sections() -> None:
     config = parse_config("", overrides=["train.max_steps=3", "train.max_steps=4", "data.curriculum.chunks=[1, 8]"])
     assert config.train.max_steps == 4
     assert config.data.curriculum is not None
@@ -185,28 +152,20 @@ def test_later_overrides_win_and_sections_open_by_themselves() -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_a_reward_of_the_users_own_leaves_nothing_of_the_recipes(name: str) -> None:
+def test_a_custom_reward_replaces_the_reward_of_the_recipe(name: str) -> None:
     mine = load_recipe(name, {"reward.name": "my_module:my_reward"})
     assert mine.reward == RewardConfig(name="my_module:my_reward", timeout_s=load_recipe(name).reward.timeout_s)
-    assert mine.credit.adv_estimator in (
-        "mean",
-        "mean_std",
-        "leave_one_out",
-    )  # whose advantages rememr1's mix began with
+    assert mine.credit.adv_estimator in ("mean", "mean_std", "leave_one_out")  # not rememr1's mix
 
 
-def test_what_is_asked_for_besides_a_reward_of_the_users_own_counts() -> None:
-    asked = {"reward.name": "my_module:my_reward", "reward.unsupported_penalty": 0.5, "reward.state": {"format": 0.5}}
-    mine = load_recipe("rememr1-quickstart", asked)
-    assert (mine.reward.unsupported_penalty, mine.credit.adv_estimator, mine.credit.options["alpha"]) == (
-        0.5,
-        "state_mix",
-        0.8,
-    )
+def test_other_reward_overrides_apply_to_a_custom_reward() -> None:
+    overrides = {"reward.name": "my_module:mine", "reward.unsupported_penalty": 0.5, "reward.state": {"format": 0.5}}
+    mine = load_recipe("rememr1-quickstart", overrides)
     assert mine.reward.state is not None
-    assert mine.reward.state.format == 0.5
+    assert (mine.reward.unsupported_penalty, mine.reward.state.format) == (0.5, 0.5)
+    assert (mine.credit.adv_estimator, mine.credit.options["alpha"]) == ("state_mix", 0.8)
     again = parse_config(dump_config(mine), overrides={"reward.name": "my_module:other"})
-    assert again.reward.unsupported_penalty == 0.5  # a layer that was put on the user's own stays
+    assert again.reward.unsupported_penalty == 0.5
 
 
 def test_a_smaller_batch_has_fewer_minibatches_unless_they_are_named() -> None:
@@ -251,25 +210,13 @@ def test_a_warning_names_the_keys_of_the_recipe_that_an_override_replaces(
     assert not recwarn.list
 
 
-def test_null_switches_a_section_off() -> None:
-    assert load_recipe("memagent-quickstart", ["data.curriculum=null"]).data.curriculum is None
-
-
-def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
-    assert "unknown key optim.learning_rte; did you mean optim.learning_rate?" in refused("optim.learning_rte=1")
-
-
-def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
-    assert "did you mean optim.learning_rate" in refused("train.learning_rate=1")
-    assert "did you mean optim.learning_rate" in refused("learning_rate=1")
-
-
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
+        ("optim.learning_rte=1", "unknown key optim.learning_rte; did you mean optim.learning_rate?"),
+        ("learning_rate=1", "did you mean optim.learning_rate"),
         ("optim.lr=1", "unknown key optim.lr; did you mean optim.learning_rate?"),
-        ("train.lr=1", "unknown key train.lr; did you mean optim.learning_rate?"),
-        ("train.rollout_batch_size=8", "did you mean train.batch_size?"),
+        ("train.learning_rate=1", "did you mean optim.learning_rate"),
         ("train.steps=8", "did you mean train.max_steps?"),
         ("cold_start.steps=8", "did you mean cold_start.max_steps?"),
         ("actor.ppo_mini_batch_size=8", "did you mean train.num_minibatches?"),
@@ -279,16 +226,11 @@ def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
         ("train={max_steps: 1, foo: 2}", "unknown key train.foo; train has max_steps, "),
         ("credit.overlong.bufer=1", "did you mean credit.overlong.buffer?"),
         ("zzz=1", "unknown key zzz; known: recipe, seed, model, "),
-        ("nowhere.zzz=1", "unknown key nowhere.zzz; known: recipe, seed, model, "),
         ("actor_rollout_ref.rollout.n=8", "did you mean train.group_size?"),
         ("actor_rollout_ref.rollout.name=vllm", "did you mean sampler.name?"),
-        ("algorithm.use_kl_in_reward=true", "did you mean loss.kl_loss_coef?"),
         ("algorithm.filter_groups.enable=true", "did you mean credit.dynamic_sampling?"),
         ("algorithm.gamma=0.9", "no equivalent: there is no critic"),
-        ("critic.optim.lr=1e-5", "no equivalent: there is no critic"),
         ("actor_rollout_ref.actor.ppo_epochs=2", "no equivalent: each rollout batch is used once"),
-        ("train.mini_batch_size=8", "did you mean train.num_minibatches?"),
-        ("trainer.total_epochs=3", "did you mean train.max_steps?"),
         ("model.name=x", "did you mean model.path?"),
         ("policy.chunk_size=5", "did you mean policy.options.chunk_size?"),
         ("engine.name=vllm", "sampler.name=vllm"),
@@ -296,23 +238,8 @@ def test_a_key_in_the_wrong_section_is_found_elsewhere() -> None:
         ("reward.name=judge", "reward.final_answer.match=judge"),
     ],
 )
-def test_an_unknown_key_gets_a_key_as_its_hint_never_its_own_section(override: str, hint: str) -> None:
-    assert hint in refused(override)
-
-
-def test_a_wrong_value_names_key_value_and_what_is_allowed() -> None:
-    message = refused("credit.agg_mode=tokn")
-    assert "credit.agg_mode='tokn'" in message
-    assert "choose one of token, segment, trajectory, prompt; did you mean token?" in message
-
-
-def refusal(overrides: dict[str, Any]) -> str | None:
-    """None: taken."""
-    try:
-        parse_config("", overrides=overrides)
-    except ConfigError as error:
-        return str(error)
-    return None
+def test_an_unknown_key_gets_a_key_as_its_hint(override: str, hint: str) -> None:
+    assert hint in rejected(override)
 
 
 WRONG: tuple[Any, ...] = (
@@ -322,122 +249,101 @@ WRONG: tuple[Any, ...] = (
 PYDANTICS = re.compile(
     r"[Ii]nput|should|valid (integer|number|string|dict|list|tuple|boolean)|pars|pydantic|\[key\]|something else"
 )
-
-
+ENDPOINT_TEXT = "engine: {name: endpoint, url: 'http://127.0.0.1:8000/v1'}"
 ENDPOINT = {"engine.name": "endpoint", "engine.url": "http://127.0.0.1:8000/v1"}
-SETTINGS = [
-    *((key.name, {}) for key in all_keys()),
-    *((key.name, ENDPOINT) for key in keys_of(EndpointEngineConfig, "engine.", None)),
-]
 
 
-@pytest.mark.parametrize(("key", "beside"), SETTINGS)
-def test_a_wrong_value_of_any_kind_is_refused_in_our_words(key: str, beside: dict[str, Any]) -> None:
-    """Of every key: a line that names it, its value and what is expected, never the validator's own words."""
-    messages = [message for wrong in WRONG if (message := refusal({**beside, key: wrong}))]
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        *((key.name, {}) for key in all_keys()),
+        *((key.name, ENDPOINT) for key in keys_of(EndpointEngineConfig, "engine.", None)),
+    ],
+)
+def test_invalid_values_of_every_key_name_it_without_the_validators_words(key: str, settings: dict[str, Any]) -> None:
+    messages = list[str]()
+    for value in WRONG:
+        try:
+            parse_config("", overrides={**settings, key: value})
+        except ConfigError as error:
+            messages.append(str(error))
     assert [message for message in messages if key.rpartition(".")[2] in message]
     assert not [message for message in messages if PYDANTICS.search(message)]
+
+
+READS = "must be a whole number, at least 1 and at most 4096, or auto or off or null"
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("train.max_steps=many", "train.max_steps='many': must be a whole number, at least 1"),
-        ("train.max_steps=1.5", "train.max_steps=1.5: must be a whole number, at least 1"),
+        ("train.max_steps=0", "train.max_steps=0: must be a whole number, at least 1"),
         ("optim.learning_rate=fast", "optim.learning_rate='fast': must be a number, above 0"),
-        ("sampling.top_p=2", "sampling.top_p=2: must be a number, above 0 and at most 1"),
-        ("optim.max_grad_norm=x", "optim.max_grad_norm='x': must be a number, above 0, or null"),
         ("engine.speculative_reads=.nan", f"engine.speculative_reads=nan: {READS}, and finite"),
-        *(
-            (f"engine.speculative_reads={value}", f"engine.speculative_reads={shown}: {READS}")
-            for value, shown in (("0", "0"), ("1000000000", "1000000000"), ("1.5", "1.5"), ("yes", "'yes'"))
-        ),
+        ("engine.speculative_reads=0", f"engine.speculative_reads=0: {READS}"),
+        ("engine.speculative_reads=yes", f"engine.speculative_reads='yes': {READS}"),
         ("data.shuffle=maybe", "data.shuffle='maybe': must be true or false"),
         ("model.path=3", "model.path=3: must be text"),
         ("policy.options=3", "policy.options=3: must be a mapping"),
         ("optim.betas=[0.9]", "optim.betas=[0.9]: must be a list of 2"),
         ("optim.betas=[0.9, x]", "optim.betas.1='x': must be a number"),
         ("optim.betas=[2, 3]", "optim.betas=[2.0, 3.0]: use two numbers of at least 0 and below 1, e.g. [0.9, 0.999]"),
-        ("train.max_steps=null", "train.max_steps=null: must be a whole number, at least 1"),
-        ("evaluation.sizes=[1, x]", "evaluation.sizes.1='x': must be a whole number"),
         ("evaluation.sizes=4", "evaluation.sizes=4: must be a list, each a whole number, e.g. [4]"),
-        (
-            "evaluation.baselines={a: 3}",
-            "evaluation.baselines.a is a section with the keys name, options",
-        ),
+        ("evaluation.baselines={a: 3}", "evaluation.baselines.a is a section with the keys name, options"),
         ("roles={critic: 3}", "roles.critic is a section with the keys model"),
         ("roles={1: {}}", "roles.1=1: names there must be text"),
-        ("reward.layers=[3]", "reward.layers.0 is a section with the keys name, options"),
         ("train.variant={share: 0.5, options: {}}", "train.variant.options={}: must be a mapping, and not empty"),
         ("optim.eps=.nan", "optim.eps=nan: must be a number, above 0, and finite"),
         ("data.synthetic.hops=3", "data.synthetic.hops=3: choose one of 1, 2"),
-    ],
-)
-def test_each_kind_of_wrong_value_is_told_what_it_must_be(setting: str, message: str) -> None:
-    assert refused(setting).removeprefix(f"override {setting}: ") == message
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("engine.concurrency=0", "engine.concurrency=0: must be a whole number, at least 1"),
-        ("engine.logprobs=3", "engine.logprobs=3: must be true or false"),
-        ("engine.mode=chats", "engine.mode='chats': choose one of auto, tokens, completions, chat; did you mean chat?"),
-        ("engine.concurency=3", "unknown key engine.concurency; did you mean engine.concurrency?"),
-    ],
-)
-def test_so_is_one_of_a_key_that_one_kind_of_engine_alone_has(setting: str, message: str) -> None:
-    assert refused(*(f"{key}={value}" for key, value in ENDPOINT.items()), setting).endswith(message)
-
-
-def test_a_number_out_of_range_names_the_bound() -> None:
-    assert "train.max_steps=0" in refused("train.max_steps=0")
-    assert "must be a whole number, at least 1" in refused("train.max_steps=0")
-
-
-def test_several_mistakes_are_named_on_one_line() -> None:
-    mistakes = refused("train.max_steps=0", "optim.epz=1").split("; ")
-    assert [mistake.split(maxsplit=1)[0] for mistake in mistakes] == ["override", "did", "train.max_steps=0:"]
-
-
-def test_a_wrong_value_of_an_override_is_named_once() -> None:
-    assert refused("train.max_steps=abc").count("train.max_steps") == 1
-
-
-def test_a_value_in_the_file_is_blamed_on_the_file() -> None:
-    assert refused(text="train: {max_steps: many}").startswith("recipe mine: train.max_steps='many'")
-
-
-def test_a_combination_without_a_meaning_says_why() -> None:
-    message = refused("loss.importance_sampling_cap=2")
-    assert message.startswith("override loss.importance_sampling_cap=2")
-    assert "set loss.old_logprobs=recompute" in message
-    assert message.count("\n") == 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "values"),
-    [
-        (["train.num_minibatches=9"], ["train.num_minibatches=9", "train.batch_size=8"]),
         (
-            ["credit.adv_estimator=leave_one_out", "train.group_size=1"],
-            ["credit.adv_estimator=leave_one_out", "train.group_size=1"],
+            "credit.agg_mode=tokn",
+            "credit.agg_mode='tokn': choose one of token, segment, trajectory, prompt; did you mean token?",
         ),
     ],
 )
-def test_a_rule_over_several_keys_names_what_was_typed_and_blames_no_recipe(
-    overrides: list[str], values: list[str]
-) -> None:
-    message = refused(*overrides)
-    assert all(value in message for value in values)
-    assert "recipe" not in message
+def test_every_kind_of_invalid_value_names_what_it_must_be(setting: str, message: str) -> None:
+    assert rejected(setting).removeprefix(f"override {setting}: ") == message
 
 
-def test_equal_rollouts_are_refused() -> None:
-    message = refused("sampling.temperature=0", "train.group_size=4")
-    assert "sampling.temperature=0" in message
-    assert "train.group_size=4" in message
-    parse_config("{sampling: {temperature: 0}, train: {group_size: 1}}")
+@pytest.mark.parametrize(
+    ("overrides", "text", "parts"),
+    [
+        (["optim.eps=.inf"], "", ["finite"]),
+        ([], "train: {max_steps: many}", ["recipe mine: train.max_steps='many'"]),
+        (
+            ["loss.importance_sampling_cap=2"],
+            "",
+            ["override loss.importance_sampling_cap=2", "loss.old_logprobs=recom"],
+        ),
+        (["train.num_minibatches=9"], "", ["train.num_minibatches=9", "train.batch_size=8"]),
+        (["credit.adv_estimator=leave_one_out", "train.group_size=1"], "", ["=leave_one_out", "train.group_size=1"]),
+        (["sampling.temperature=0", "train.group_size=4"], "", ["sampling.temperature=0", "train.group_size=4"]),
+        (["sampling=hot"], "", ["sampling is a section with the keys temperature, top_p"]),
+        (["train.max_steps.x=3"], "", ["train.max_steps is a value, not a section"]),
+        (["train.max_steps.x=3"], "train: {max_steps: 3}", ["not a section"]),
+        ([], "train:\n  steps: 1\n  steps: 2\n", ["given twice"]),
+        ([], "seed: 1" + " " * MAX_CHARACTERS, [f"not valid YAML ({MAX_CHARACTERS + 7} characters"]),
+        ([], "train:\n  ? [1]\n  : 2\n  ? [1]\n  : 2\n", ["unhashable key"]),
+        ([], "a: [1", []),
+        ([], "- 1\n- 2", []),
+        ([], "just text", []),
+        (["engine.concurrency=0"], ENDPOINT_TEXT, ["engine.concurrency=0: must be a whole number, at least 1"]),
+        (["engine.mode=chats"], ENDPOINT_TEXT, ["choose one of auto, tokens, completions, chat; did you mean chat?"]),
+        (["engine.concurency=3"], ENDPOINT_TEXT, ["did you mean engine.concurrency?"]),
+        *(([override], "", ["expected key=value"]) for override in ("steps", "=3", "train.=3", ".steps=3")),
+    ],
+)
+def test_invalid_recipes_and_overrides_are_one_line(overrides: list[str], text: str, parts: list[str]) -> None:
+    message = rejected(*overrides, text=text)
+    assert all(part in message for part in parts)
+    assert "\n" not in message
+    assert text or "recipe" not in message  # which has no part in it
+
+
+def test_several_mistakes_are_named_on_one_line() -> None:
+    mistakes = rejected("train.max_steps=0", "optim.epz=1").split("; ")
+    assert [mistake.split(maxsplit=1)[0] for mistake in mistakes] == ["override", "did", "train.max_steps=0:"]
 
 
 @pytest.mark.parametrize(
@@ -459,70 +365,33 @@ def test_no_shipped_recipe_has_a_suspicious_setting(recipe: str) -> None:
     assert suspicious(load_recipe(recipe)) == []
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_key_has_a_meaning() -> None:
     assert [key.name for key in all_keys() if not key.meaning] == []
 
 
-def test_another_trainers_names_lead_to_keys_that_exist() -> None:
+def test_names_of_other_trainers_map_to_existing_keys() -> None:
     assert set(OTHER_NAMES.values()) <= set(dotted_keys())
-
-
-def test_a_section_given_a_value_lists_its_keys() -> None:
-    assert "sampling is a section with the keys temperature, top_p" in refused("sampling=hot")
-
-
-def test_a_value_given_a_key_is_refused() -> None:
-    assert "train.max_steps is a value, not a section" in refused("train.max_steps.x=3")
-    assert "not a section" in refused("train.max_steps.x=3", text="train: {max_steps: 3}")
 
 
 @pytest.mark.parametrize(
     "setting",
     [
         "optim.betas=[true, 0.9]",
-        "evaluation.sizes=[1, true]",
         "data.curriculum.chunks=[true, 2]",
-        "evaluation.sizes=[false]",
         "train.max_off_policy_steps=true",
     ],
 )
-def test_true_is_no_number_in_a_list_either(setting: str) -> None:
+def test_true_is_not_a_number_in_a_list(setting: str) -> None:
     key = setting.partition("=")[0]
     with pytest.raises(ConfigError, match=rf"{key}=.*must be (a number|numbers), not true or false"):
         load_recipe("memagent-quickstart", [setting])
 
 
-def test_infinity_is_not_a_number() -> None:
-    assert "finite" in refused("optim.eps=.inf")
-
-
-def test_the_same_key_twice_in_a_file_is_refused() -> None:
-    assert "given twice" in refused(text="train:\n  steps: 1\n  steps: 2\n")
-
-
-def test_of_many_unknown_keys_the_first_are_listed_and_the_others_counted() -> None:
-    message = refused(text="train:\n" + "".join(f"  k{number}: 1\n" for number in range(20_000)))
+def test_the_first_of_many_unknown_keys_are_listed_and_the_rest_counted() -> None:
+    message = rejected(text="train:\n" + "".join(f"  k{number}: 1\n" for number in range(20_000)))
     assert message.count("unknown key") == 5
     assert "unknown key train.k4;" in message
     assert message.endswith("; and 19995 more")
-
-
-def test_a_recipe_beyond_a_length_is_refused_before_it_is_parsed() -> None:
-    assert f"not valid YAML ({MAX_CHARACTERS + 7} characters" in refused(text="seed: 1" + " " * MAX_CHARACTERS)
-
-
-def test_keys_that_are_no_text_are_refused_in_one_line() -> None:
-    assert "unhashable key" in refused(text="train:\n  ? [1]\n  : 2\n  ? [1]\n  : 2\n")
-
-
-@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2", "just text"])
-def test_a_file_that_is_not_a_mapping_is_refused_in_one_line(text: str) -> None:
-    assert "\n" not in refused(text=text)
-
-
-@pytest.mark.parametrize("override", ["steps", "=3", "train.=3", ".steps=3"])
-def test_an_override_without_key_and_value_says_what_is_expected(override: str) -> None:
-    assert "expected key=value" in refused(override)
 
 
 def test_a_recipe_that_is_neither_shipped_nor_a_file_gets_a_hint() -> None:
@@ -537,7 +406,7 @@ def test_a_recipe_file_is_named_after_itself(tmp_path: Path) -> None:
     assert (config.recipe, config.seed) == ("mine", 7)
 
 
-def test_known_keys_reach_into_optional_sections() -> None:
+def test_keys_include_those_of_optional_sections() -> None:
     keys = set(dotted_keys())
     assert {"train.max_steps", "credit.overlong.buffer", "data.curriculum.advance_at"} <= keys
     assert all(section_of(key) is None for key in ("train.max_steps", "policy.options.chunk_size", "nope"))
@@ -554,7 +423,7 @@ def test_known_keys_reach_into_optional_sections() -> None:
         ("reward: {judge: {url: 'http://me:hush@h:1/v1', model: m}}", "reward.judge.url"),
     ],
 )
-def test_a_secret_in_a_configuration_is_refused_and_not_shown(text: str, key: str) -> None:
+def test_a_secret_in_a_configuration_is_rejected_and_not_shown(text: str, key: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_config(text)
     assert key in str(error.value)

@@ -1,4 +1,4 @@
-"""Recipes from scripts and YAML of verl and of vime: compared with the shipped recipes of the same experiments."""
+"""Recipes from scripts and YAML of verl and vime, compared with the shipped recipes of the same experiments."""
 
 from __future__ import annotations
 
@@ -44,13 +44,11 @@ LENGTH=8192   # tokens
 DATA="`pwd`"
 export MODEL=${MODEL:-Qwen/Qwen2.5-7B-Instruct}
 """
-MEMAGENT = f"{VARIABLES}{VERL}recurrent.enable=memory recurrent.memory.config.chunk_size=5000 \\\n{GRPO}" + (
-    "    actor_rollout_ref.rollout.top_p=1.0 trainer.save_freq=10 trainer.test_freq=5"
-)
-REMEMR1 = f"{VARIABLES}{VERL}recurrent.enable=memory recurrent.memory.config.chunk_size=5000 \\\n{GRPO}" + (
-    "    recurrent.memory.path=recurrent/impls/memory_revisit.py algorithm.alpha=0.8 \\\n"
-    "    algorithm.action_reweight=false \\\n"
-    "    data.max_prompt_length=8192 data.max_response_length=2048 trainer.save_best_val=true \\\n"
+RECURRENT = f"{VARIABLES}{VERL}recurrent.enable=memory recurrent.memory.config.chunk_size=5000 \\\n{GRPO}"
+MEMAGENT = f"{RECURRENT}    actor_rollout_ref.rollout.top_p=1.0 trainer.save_freq=10 trainer.test_freq=5"
+REMEMR1 = RECURRENT + (
+    "    recurrent.memory.path=recurrent/impls/memory_revisit.py algorithm.alpha=0.8 algorithm.action_reweight=false"
+    " data.max_prompt_length=8192 data.max_response_length=2048 trainer.save_best_val=true \\\n"
     "    actor_rollout_ref.rollout.top_p=0.999 trainer.save_freq=20 trainer.test_freq=10 2>&1 | tee log"
 )
 MEMACT = f"""\
@@ -81,33 +79,18 @@ MEM_MAX_CHUNKS=64
 topo="$(nvidia-smi topo -m)"
 launch() {
   ROLLOUT=(
-    --custom-generate-function-path examples.mem_agent.rollout.generate
-    --prompt-data "${TRAIN_DATA:-train.jsonl}"
-    --rollout-shuffle
-    --num-rollout "${NUM_ROLLOUT}"
-    --rollout-batch-size 8
-    --n-samples-per-prompt 8
-    --global-batch-size 64
-    --rollout-temperature 1.0
+    --custom-generate-function-path examples.mem_agent.rollout.generate --prompt-data "${TRAIN_DATA:-train.jsonl}"
+    --rollout-shuffle --num-rollout "${NUM_ROLLOUT}"
+    --rollout-batch-size 8 --n-samples-per-prompt 8 --global-batch-size 64 --rollout-temperature 1.0
     --rollout-top-p 1.0
   )
   CKPT=(--hf-checkpoint "${HF_CKPT}")
   CKPT+=(--save "${SAVE_PATH}")
   TRAIN=(
-    --advantage-estimator grpo
-    --use-kl-loss
-    --kl-loss-coef 0.001
-    --kl-loss-type low_var_kl
-    --eps-clip-high 0.3
-    --eps-clip 0.2
-    --lr 1e-6
-    --lr-decay-style constant
-    --weight-decay 0.1
-    --adam-beta1 0.9
-    --adam-beta2 0.98
-    --recompute-granularity full
-    --max-tokens-per-gpu 9216
-    --tensor-model-parallel-size 2
+    --advantage-estimator grpo --use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var_kl
+    --eps-clip-high 0.3 --eps-clip 0.2 --lr 1e-6 --lr-decay-style constant
+    --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.98 --recompute-granularity full
+    --max-tokens-per-gpu 9216 --tensor-model-parallel-size 2
   )
   ray start --head --lr 7 --num-gpus 8
   ray job submit --address=http://127.0.0.1:8265 -- python3 train.py --colocate "${ROLLOUT[@]}" "${TRAIN[@]}"
@@ -124,10 +107,6 @@ def imported(tmp_path: Path, *texts: str, suffix: str = ".sh") -> Any:
     return import_recipe(files, "mine")
 
 
-def flat(config: Any) -> dict[str, Any]:
-    return dict(leaves(config.model_dump(mode="json")))
-
-
 @pytest.mark.parametrize(
     ("script", "shipped", "chosen"),
     [
@@ -140,13 +119,12 @@ def flat(config: Any) -> dict[str, Any]:
 def test_a_script_becomes_the_recipe_that_is_shipped_for_it(
     script: str, shipped: str, chosen: tuple[str, ...], tmp_path: Path
 ) -> None:
-    made = imported(tmp_path, script)
-    config = parse_config(made.text, name="mine")
+    config = parse_config(imported(tmp_path, script).text, name="mine")
     build_policy(config.policy)
-    ours, theirs = flat(config), flat(load_recipe(shipped))
-    for key in [key for key in ours if key not in NOT_IN_SCRIPTS and not key.startswith(chosen)]:
-        value = ours[key].removeprefix("./") if isinstance(ours[key], str) else ours[key]
-        assert (key, value) == (key, theirs.get(key))
+    mine, expected = (dict(leaves(one.model_dump(mode="json"))) for one in (config, load_recipe(shipped)))
+    for key in [key for key in mine if key not in NOT_IN_SCRIPTS and not key.startswith(chosen)]:
+        value = mine[key].removeprefix("./") if isinstance(mine[key], str) else mine[key]
+        assert (key, value) == (key, expected.get(key))
 
 
 def test_every_value_names_its_origin_and_every_other_key_its_reason(tmp_path: Path) -> None:
@@ -163,7 +141,7 @@ def test_every_value_names_its_origin_and_every_other_key_its_reason(tmp_path: P
     assert all(f"#   {key}: {reason}" in made.text for key, reason in made.left_out.items())
 
 
-def test_variables_of_an_earlier_file_count_and_only_of_training_are_the_arguments(tmp_path: Path) -> None:
+def test_variables_of_earlier_files_count_and_only_arguments_of_training_are_read(tmp_path: Path) -> None:
     made = imported(tmp_path, "export NUM_ROLLOUT=${NUM_ROLLOUT:-70}", VIME)
     assert made.values["train.max_steps"] == (70, "--num-rollout")
     assert made.values["optim.learning_rate"] == (1e-6, "--lr")  # not that of `ray start`
@@ -247,7 +225,7 @@ def test_no_script_raises_anything_but_a_message(text: str) -> None:
     _of_script(text, {"A": "1"})
 
 
-def test_the_command_writes_a_recipe_that_train_takes(
+def test_the_command_writes_a_recipe_that_train_accepts(
     tmp_path: Path, tiny_model_folder: Path, palimpsest: Run, refused: Callable[..., str]
 ) -> None:
     script, out = tmp_path / "run.sh", tmp_path / "mine.yaml"
@@ -265,7 +243,7 @@ def test_the_command_writes_a_recipe_that_train_takes(
     assert done.returncode == 0, done.stderr
 
 
-def test_files_of_other_trainers_given_to_train_name_the_command(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_files_of_other_trainers_passed_to_train_name_the_command(tmp_path: Path, refused: Callable[..., str]) -> None:
     (tmp_path / "verl.yaml").write_text("actor_rollout_ref: {model: {path: x}}\ntrainer: {nnodes: 1}")
     (tmp_path / "run.sh").write_text(MEMAGENT)
     for name in ("verl.yaml", "run.sh"):

@@ -1,4 +1,4 @@
-"""What every section of a configuration can tell of itself."""
+"""Keys of a section that differ from their defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Section(Strict):
     options: dict[str, int] = Field(default_factory=dict)
 
 
-def test_keys_that_differ_from_their_default_are_told_in_the_order_of_the_section() -> None:
+def test_changed_keys_are_in_the_order_of_the_section() -> None:
     assert Section().changed() == []
     assert Section(first=1, options={}).changed() == []
     assert Section(first=3, options={"a": 1}, second=0).changed() == ["second", "first", "options"]

@@ -46,11 +46,3 @@ def test_advantages_sum_to_zero_and_ignore_a_constant(rewards: list[float], cons
 @settings(max_examples=50)
 def test_equal_rewards_give_exactly_zero_with_the_standard_deviation(reward: float, count: int) -> None:
     assert mean_std_advantages([reward] * count) == [0.0] * count
-
-
-@given(REWARDS)
-@settings(max_examples=50)
-def test_leave_one_out_is_the_mean_baseline_times_g_over_g_minus_1(rewards: list[float]) -> None:
-    factor = len(rewards) / (len(rewards) - 1)
-    expected = [factor * a for a in mean_advantages(rewards)]
-    assert leave_one_out_advantages(rewards) == pytest.approx(expected, abs=1e-9)

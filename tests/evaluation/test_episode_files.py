@@ -1,4 +1,4 @@
-"""The episodes of an evaluation are kept token for token: bounded, whole, each once, whatever ends the process."""
+"""Recorded episodes of evaluations: bounded, complete, each once, whatever ends the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import palimpsest
 from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
 from palimpsest.app.quickstart.quickstart_run import Shard
-from palimpsest.errors import ConfigError, DataError
+from palimpsest.errors import DataError
 from palimpsest.evaluation.episode_files import EPISODES, EpisodeFile, Selection, first_episodes, read_episodes
 from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES
 from palimpsest.files import NoRegularFile
@@ -30,174 +30,151 @@ def episode(name: str, draw: int = 0, tokens: Sequence[int] = (5, 6)) -> tuple[P
     return Problem(name, "Where?", ("Rome",)), Trajectory(name, f"set/{name}", draw, (turn,), Outcome.ANSWERED, "Oslo")
 
 
-def written(folder: Path, kept: Selection, *episodes: tuple[str, int, float | None]) -> list[str]:
-    """Write episodes (problem, draw, value); what was told."""
-    told = list[str]()
-    file = EpisodeFile(folder, kept, told.append)
+def write(folder: Path, selection: Selection, *episodes: tuple[str, int, float | None]) -> list[str]:
+    """Record episodes (problem, draw, value); return the warnings."""
+    warnings = list[str]()
+    file = EpisodeFile(folder, selection, warnings.append)
     for name, draw, value in episodes:
         file.add(*episode(name, draw), Grade(value, None if value is not None else "lost"))
-    return told
+    return warnings
 
 
-def held(folder: Path) -> list[tuple[str, int, float | None]]:
-    """(group id, rollout, value) of each episode that a reader finds."""
+def read(folder: Path) -> list[tuple[str, int, float | None]]:
+    """(group id, rollout, value) of every recorded episode."""
     recording = read_episodes(folder / EPISODES)
     assert recording.torn is None
-    return [
-        (trajectory.group_id, trajectory.rollout, grade.value)
-        for group in recording.groups
-        for trajectory, grade in zip(group.trajectories, group.grades, strict=True)
-    ]
+    pairs = [pair for group in recording.groups for pair in zip(group.trajectories, group.grades, strict=True)]
+    return [(trajectory.group_id, trajectory.rollout, grade.value) for trajectory, grade in pairs]
 
 
-def test_wrong_and_ungraded_episodes_are_kept_or_all(tmp_path: Path) -> None:
+def test_wrong_and_ungraded_episodes_are_recorded_or_all(tmp_path: Path) -> None:
     episodes = [("p", 0, 1.0), ("q", 0, 0.0), ("p", 1, 0.5), ("r", 0, None)]
-    for kept in ("wrong", "all"):
-        (tmp_path / kept).mkdir()
-    written(tmp_path / "wrong", "wrong", *episodes)
-    written(tmp_path / "all", "all", *episodes)
-    assert held(tmp_path / "wrong") == [("set/q", 0, 0.0), ("set/p", 1, 0.5), ("set/r", 0, None)]
-    assert sorted(held(tmp_path / "all"), key=str) == sorted(
-        ((f"set/{name}", draw, value) for name, draw, value in episodes), key=str
-    )
+    selections: tuple[Selection, ...] = ("wrong", "all")
+    for selection in selections:
+        (tmp_path / selection).mkdir()
+        write(tmp_path / selection, selection, *episodes)
+    assert read(tmp_path / "wrong") == [("set/q", 0, 0.0), ("set/p", 1, 0.5), ("set/r", 0, None)]
+    assert {*read(tmp_path / "all")} == {(f"set/{name}", draw, value) for name, draw, value in episodes}
 
 
-def test_of_an_episode_played_again_the_last_counts_even_where_it_is_right_now(tmp_path: Path) -> None:
-    written(tmp_path, "wrong", ("p", 0, None), ("q", 0, 0.0))
-    written(tmp_path, "wrong", ("p", 0, 1.0), ("q", 1, 0.0))
-    assert held(tmp_path) == [("set/p", 0, 1.0), ("set/q", 0, 0.0), ("set/q", 1, 0.0)]
+def test_the_last_of_repeated_episodes_counts(tmp_path: Path) -> None:
+    write(tmp_path, "wrong", ("p", 0, None), ("q", 0, 0.0))
+    write(tmp_path, "wrong", ("p", 0, 1.0), ("q", 1, 0.0))
+    assert read(tmp_path) == [("set/p", 0, 1.0), ("set/q", 0, 0.0), ("set/q", 1, 0.0)]
 
 
-def test_a_pipe_instead_of_the_record_is_named_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_the_record_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / EPISODES)
     with pytest.raises(NoRegularFile, match=EPISODES):
-        written(tmp_path, "wrong", ("p", 0, 0.0))
+        write(tmp_path, "wrong", ("p", 0, 0.0))
     with pytest.raises(DataError, match=EPISODES):
         read_episodes(tmp_path / EPISODES)
     assert first_episodes(tmp_path / EPISODES) == ()
 
 
-def test_a_disk_that_takes_no_more_ends_the_record_alone_and_is_told_once(tmp_path: Path) -> None:
-    written(tmp_path, "wrong", ("p", 0, 0.0))
+def test_a_full_disk_ends_only_the_record_with_one_warning(tmp_path: Path) -> None:
+    write(tmp_path, "wrong", ("p", 0, 0.0))
     before = (tmp_path / EPISODES).read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
     try:
-        told = written(tmp_path, "wrong", ("q", 0, 0.0), ("r", 0, 0.0))
+        warnings = write(tmp_path, "wrong", ("q", 0, 0.0), ("r", 0, 0.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert told == [f"{tmp_path / EPISODES}: writing failed (File too large), so further episodes are missing"]
+    assert warnings == [f"{tmp_path / EPISODES}: writing failed (File too large), so further episodes are missing"]
     assert (tmp_path / EPISODES).read_bytes() == before
 
 
-def test_the_file_never_exceeds_its_limit_and_that_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_at_its_limit_ends_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("palimpsest.evaluation.episode_files.MOST_BYTES", 2000)
     episodes = [(f"p{number}", 0, 0.0) for number in range(50)]
-    told = written(tmp_path, "wrong", *episodes)
-    (line,) = told
-    assert line.startswith(f"{tmp_path / EPISODES}: ")
-    assert "evaluation.record=all" in line
+    (warning,) = write(tmp_path, "wrong", *episodes)
+    assert warning.startswith(f"{tmp_path / EPISODES}: ")
+    assert "evaluation.record=all" in warning
     assert 1000 < (tmp_path / EPISODES).stat().st_size <= 2000
-    kept = held(tmp_path)
-    assert kept == [(f"set/{name}", draw, value) for name, draw, value in episodes[: len(kept)]]
+    recorded = read(tmp_path)
+    assert recorded == [(f"set/{name}", draw, value) for name, draw, value in episodes[: len(recorded)]]
 
 
-def test_a_file_cut_anywhere_goes_on_behind_its_last_whole_episode(tmp_path: Path) -> None:
-    written(tmp_path, "wrong", ("p", 0, 0.0))
+def test_a_file_cut_anywhere_continues_after_its_last_complete_episode(tmp_path: Path) -> None:
+    write(tmp_path, "wrong", ("p", 0, 0.0))
     first = (tmp_path / EPISODES).stat().st_size
-    written(tmp_path, "wrong", ("q", 0, 0.0))
-    whole = (tmp_path / EPISODES).read_bytes()
-    for cut in range(len(whole)):
-        (tmp_path / EPISODES).write_bytes(whole[:cut])
+    write(tmp_path, "wrong", ("q", 0, 0.0))
+    complete = (tmp_path / EPISODES).read_bytes()
+    for cut in range(len(complete)):
+        (tmp_path / EPISODES).write_bytes(complete[:cut])
         again = [("p", 0, 0.0), ("q", 0, 0.0)][cut >= first :]
-        written(tmp_path, "wrong", ("right", 0, 1.0), *again)
-        assert (tmp_path / EPISODES).read_bytes() == whole
+        write(tmp_path, "wrong", ("right", 0, 1.0), *again)
+        assert (tmp_path / EPISODES).read_bytes() == complete
 
 
-def test_the_index_is_written_with_the_record_and_again_where_it_was_torn(tmp_path: Path) -> None:
-    written(tmp_path, "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
+def test_a_torn_index_is_completed_with_the_next_episode(tmp_path: Path) -> None:
+    write(tmp_path, "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
     index = index_of(tmp_path / EPISODES)
     lines = index.read_bytes().splitlines(keepends=True)
     assert [json.loads(line)["rows"][0]["gid"] for line in lines] == ["set/p", "set/q"]
-    written(tmp_path, "wrong", ("r", 0, 0.0))
-    whole = index.read_bytes()
-    assert (whole.startswith(b"".join(lines)), whole.count(b"\n")) == (True, 3)
+    write(tmp_path, "wrong", ("r", 0, 0.0))
+    complete = index.read_bytes()
+    assert (complete.startswith(b"".join(lines)), complete.count(b"\n")) == (True, 3)
     (tmp_path / "again").mkdir()
-    written(tmp_path / "again", "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
+    write(tmp_path / "again", "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
+    data = (tmp_path / EPISODES).read_bytes()
     for torn in (b"", lines[0], lines[0] + lines[1][:9]):
-        (tmp_path / "again" / EPISODES).write_bytes(_two_frames(tmp_path))
+        (tmp_path / "again" / EPISODES).write_bytes(data[: list(frame_spans(data))[1][1]])
         index_of(tmp_path / "again" / EPISODES).write_bytes(torn)
-        written(tmp_path / "again", "wrong", ("r", 0, 0.0))
-        assert index_of(tmp_path / "again" / EPISODES).read_bytes() == whole
+        write(tmp_path / "again", "wrong", ("r", 0, 0.0))
+        assert index_of(tmp_path / "again" / EPISODES).read_bytes() == complete
 
 
-def _two_frames(folder: Path) -> bytes:
-    """Of the three episodes that a record holds, the first two."""
-    data = (folder / EPISODES).read_bytes()
-    return data[: list(frame_spans(data))[1][1]]
-
-
-def test_a_damaged_file_goes_on_where_a_reader_would_stop(tmp_path: Path) -> None:
-    written(tmp_path, "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
+def test_a_damaged_file_continues_where_a_reader_would_stop(tmp_path: Path) -> None:
+    write(tmp_path, "wrong", ("p", 0, 0.0), ("q", 0, 0.0))
     data = bytearray((tmp_path / EPISODES).read_bytes())
     data[-6] ^= 1  # in the second frame
     (tmp_path / EPISODES).write_bytes(data)
-    written(tmp_path, "wrong", ("r", 0, 0.0))
-    assert held(tmp_path) == [("set/p", 0, 0.0), ("set/r", 0, 0.0)]
+    write(tmp_path, "wrong", ("r", 0, 0.0))
+    assert read(tmp_path) == [("set/p", 0, 0.0), ("set/r", 0, 0.0)]
 
 
 def evaluated(model: Path, out: Path, record: str, **options: Any) -> palimpsest.Evaluation:
-    given = {"baselines": False, "limit": 2, "chunks": 2, "quiet": True, **options}
+    values = {"baselines": False, "limit": 2, "chunks": 2, "quiet": True, **options}
     warm = {"eval_sampling.temperature": 1.0} if options.get("samples") else {}
     overrides = {**SMALL, **warm, "evaluation.record": record}
-    return palimpsest.evaluate(str(model), "synthetic", out=out, overrides=overrides, **given)
+    return palimpsest.evaluate(str(model), "synthetic", out=out, overrides=overrides, **values)
 
 
-def test_an_evaluation_keeps_what_it_played_and_its_log_and_identity_stay_the_same(
-    tmp_path: Path, tiny_model_folder: Path
-) -> None:
-    for record in ("none", "wrong", "all"):
-        evaluated(tiny_model_folder, tmp_path / record, record)
+def test_recording_changes_neither_log_nor_identity(tmp_path: Path, tiny_model_folder: Path) -> None:
+    records = ("none", "wrong", "all")
+    result, *_ = (evaluated(tiny_model_folder, tmp_path / record, record) for record in records)
     for name in (SAMPLES, IDENTITY):
-        assert len({(tmp_path / record / name).read_bytes() for record in ("none", "wrong", "all")}) == 1
+        assert len({(tmp_path / record / name).read_bytes() for record in records}) == 1
     assert not (tmp_path / "none" / EPISODES).exists()
-    groups = read_episodes(tmp_path / "all" / EPISODES).groups
-    samples = evaluated(tiny_model_folder, tmp_path / "none", "none")
-    assert {(group.trajectories[0].group_id, group.trajectories[0].answer) for group in groups} == {
-        (sample.group_id, sample.answer) for sample in samples
-    }
+    episodes = [group.trajectories[0] for group in read_episodes(tmp_path / "all" / EPISODES).groups]
+    assert {(one.group_id, one.answer) for one in episodes} == {(one.group_id, one.answer) for one in result}
 
 
-def test_draws_and_baselines_stand_beside_each_other(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_draws_and_baselines_are_in_one_record(tmp_path: Path, tiny_model_folder: Path) -> None:
     result = evaluated(tiny_model_folder, tmp_path, "all", samples=2, baselines=True, limit=1)
     expected = {(s.group_id, s.draw) for s in (*result.samples, *result.baseline_samples)}
-    assert {(name, draw) for name, draw, _ in held(tmp_path)} == expected
+    assert {(name, draw) for name, draw, _ in read(tmp_path)} == expected
     assert [s.draw for s in result.baseline_samples if s.player == "closed book"] == [0]
     assert [s.draw for s in result.samples] == [0, 1]
 
 
-def test_an_evaluation_that_was_killed_keeps_each_episode_once(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_a_resumed_evaluation_records_every_episode_once(tmp_path: Path, tiny_model_folder: Path) -> None:
     evaluated(tiny_model_folder, tmp_path, "all", chunks=[1, 2])
-    before = held(tmp_path)
-    whole, data = (tmp_path / SAMPLES).read_bytes(), (tmp_path / EPISODES).read_bytes()
-    (tmp_path / SAMPLES).write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    before = read(tmp_path)
+    complete, data = (tmp_path / SAMPLES).read_bytes(), (tmp_path / EPISODES).read_bytes()
+    (tmp_path / SAMPLES).write_bytes(b"".join(complete.splitlines(keepends=True)[:2]))
     (tmp_path / EPISODES).write_bytes(data[:-9])  # as if it had died in the last
     evaluated(tiny_model_folder, tmp_path, "all", chunks=[1, 2])
-    assert sorted(held(tmp_path)) == sorted(before)
+    assert sorted(read(tmp_path)) == sorted(before)
 
 
-def test_each_shard_of_a_quickstart_keeps_its_own(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_every_shard_of_a_quickstart_has_a_record(tmp_path: Path, tiny_model_folder: Path) -> None:
     small = ["evaluation.sizes=[1]", "data.curriculum=null", "data.synthetic.chunks=1", "evaluation.problems=2"]
     small += ["policy.options.memory_tokens=4", "policy.options.answer_tokens=4", "policy.options.question_tokens=60"]
     config = resolve_quickstart("memagent", [f"model.path={tiny_model_folder}", *small, "evaluation.record=all"]).config
     shards = [Shard(config, tmp_path, "agent_before", str(tiny_model_folder), at, 2) for at in (0, 1)]
     for shard in shards:
         asyncio.run(shard.play(lambda _: None))
-    assert [len(held(shard.path)) for shard in shards] == [1, 1]
-
-
-def test_a_setting_that_means_nothing_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.record=.some"):
-        palimpsest.evaluate(str(tiny_model_folder), "synthetic", overrides={"evaluation.record": "some"}, out=tmp_path)
+    assert [len(read(shard.path)) for shard in shards] == [1, 1]

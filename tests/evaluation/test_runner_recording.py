@@ -1,4 +1,4 @@
-"""Episodes are recorded beside those that are played: no request waits for many records, and no episode is lost."""
+"""Episodes are recorded while others are played: no request waits for the records, and no episode is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOGETHER = 4
 
 @dataclass
 class Waves:
-    """Answers `TOGETHER` requests at the same moment, as a server under load does; notes what was done meanwhile."""
+    """Answers `TOGETHER` requests at the same moment; counts grades and records in the meantime."""
 
     max_context: int = 512
     stops_after: int | None = None
@@ -41,8 +41,8 @@ class Waves:
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         if len(self._waiting) == TOGETHER:
-            for each in self._waiting:
-                each.set_result(None)
+            for future in self._waiting:
+                future.set_result(None)
             self._waiting.clear()
         await waiting
         return Completion((5,), (0.0,), StopReason.STOP)
@@ -58,23 +58,18 @@ class Waves:
 
 
 def play(codec: Codec, sampler: Waves, out: Path | None = None, problems: int = 8 * TOGETHER) -> None:
-    asked = [Problem(f"p{i}", "who?", ("x",)) for i in range(problems)]
+    episodes = [Problem(f"p{i}", "who?", ("x",)) for i in range(problems)]
     policy = ClosedBookPolicy(prompts="short", question_tokens=32, answer_tokens=4)
-    entry = Entry(Cell("eval", None, None, "closed_book"), policy, asked)
+    entry = Entry(Cell("eval", None, None, "closed_book"), policy, episodes)
     arena = Arena(sampler, codec, sampler, SamplingConfig(temperature=0.0), (0,), measure=sampler.measure)
     asyncio.run(play_entries([entry], arena, out=out, concurrency=TOGETHER))
 
 
-def test_a_request_waits_for_no_record_of_the_episodes_that_ended_with_the_one_before(tiny_codec: Codec) -> None:
-    sampler = Waves()
-    play(tiny_codec, sampler)
-    assert sampler.recorded_at_call[: 2 * TOGETHER] == [0] * 2 * TOGETHER
-    assert sampler.recorded == sampler.calls == 8 * TOGETHER
-
-
-def test_as_many_episodes_as_are_in_flight_lie_unrecorded_at_the_most(tiny_codec: Codec) -> None:
+def test_requests_do_not_wait_for_records_which_stay_at_most_one_wave_behind(tiny_codec: Codec) -> None:
     sampler = Waves()
     play(tiny_codec, sampler, problems=40 * TOGETHER)
+    assert sampler.recorded_at_call[: 2 * TOGETHER] == [0] * 2 * TOGETHER
+    assert sampler.recorded == sampler.calls == 40 * TOGETHER
     assert TOGETHER <= sampler.most_behind <= 2 * TOGETHER
 
 
@@ -83,5 +78,5 @@ def test_an_interrupt_loses_no_episode_that_was_graded(tiny_codec: Codec, tmp_pa
     with pytest.raises(KeyboardInterrupt):
         play(tiny_codec, sampler, tmp_path)
     assert sampler.graded > sampler.recorded_at_call[-1]
-    kept = [json.loads(line) for line in (tmp_path / SAMPLES).read_text("utf-8").splitlines()]
-    assert len(kept) == sampler.graded == sampler.recorded
+    logged = [json.loads(line) for line in (tmp_path / SAMPLES).read_text("utf-8").splitlines()]
+    assert len(logged) == sampler.graded == sampler.recorded

@@ -1,4 +1,4 @@
-"""An evaluation never counts an episode of other data as one of the data it is given."""
+"""Episodes of other data never count as episodes of the evaluation's data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,119 +26,85 @@ def write(path: Path, rows: Rows) -> Path:
     return path
 
 
-def rows(count: int = 4) -> Rows:
-    return [
-        {
-            "id": f"p{n}",
-            "question": f"What does number {n} sell?",
-            "answers": ["tea"],
-            "context": f"Number {n} sells tea.",
-        }
-        for n in range(count)
-    ]
+def rows(count: int = 4, thing: str = "tea", verb: str = "sell", gold: str = "tea", context: str | None = None) -> Rows:
+    texts = [f"Number {n} sells {thing}." if context is None else context for n in range(count)]
+    questions = [f"What does number {n} {verb}?" for n in range(count)]
+    pairs = enumerate(zip(questions, texts, strict=True))
+    return [{"id": f"p{n}", "question": q, "answers": [gold], "context": text} for n, (q, text) in pairs]
 
 
 def evaluated(model: Path, data: Path, out: Path, limit: int | None = None) -> Evaluation:
     return palimpsest.evaluate(model, data, limit=limit, overrides=BUDGETS, baselines=False, out=out, quiet=True)
 
 
-def documents(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "context": row["context"].replace("tea", "ale")}
-
-
-def golds(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "answers": ["ale"]}
-
-
-def questions(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "question": row["question"].replace("sell", "buy")}
-
-
-def without_document(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "context": ""}
-
-
-def documents_and_golds(row: dict[str, Any]) -> dict[str, Any]:
-    return documents(golds(row))
-
-
 @pytest.mark.parametrize(
-    ("edit", "played", "told"),
+    ("before", "after", "played", "counts"),
     [
-        (documents_and_golds, 2, r"golds of 2, documents of 2 of 2 episodes, first problem: p0"),
-        (golds, 2, r"golds of 2 of 2 episodes"),
-        (questions, 2, r"questions of 2 of 2 episodes"),
-        (documents, 2, r"documents of 2 of 2 episodes"),
-        (golds, 4, r"golds of 4 of 4 episodes"),  # after the evaluation had ended
+        ({}, {"thing": "ale", "gold": "ale"}, 2, r"golds of 2, documents of 2 of 2 episodes, first problem: p0"),
+        ({}, {"gold": "ale"}, 2, r"golds of 2 of 2 episodes"),
+        ({}, {"verb": "buy"}, 2, r"questions of 2 of 2 episodes"),
+        ({}, {"thing": "ale"}, 2, r"documents of 2 of 2 episodes"),
+        ({}, {"gold": "ale"}, 4, r"golds of 4 of 4 episodes"),  # after the evaluation had ended
+        ({"context": ""}, {}, 4, r"documents of 4 of 4 episodes"),
     ],
 )
-def test_edited_data_is_rejected_and_what_changed_is_counted(
-    edit: Callable[[dict[str, Any]], dict[str, Any]], played: int, told: str, tiny_model_folder: Path, tmp_path: Path
+def test_edited_data_is_rejected_and_changes_are_counted(
+    before: dict[str, str], after: dict[str, str], played: int, counts: str, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    data = write(tmp_path / "d.jsonl", rows())
-    out = tmp_path / "e"
+    data, out = write(tmp_path / "d.jsonl", rows(4, **before)), tmp_path / "e"
     evaluated(tiny_model_folder, data, out, limit=played)
-    before = (out / SAMPLES).read_bytes(), (out / "summary.json").read_bytes()
-    write(data, [edit(row) for row in rows()])
-    with pytest.raises(RunError, match=rf"the data changed after its episodes ran.*{told}"):
+    files = (out / SAMPLES).read_bytes(), (out / "summary.json").read_bytes()
+    write(data, rows(4, **after))
+    with pytest.raises(RunError, match=rf"the data changed after its episodes ran.*{counts}"):
         evaluated(tiny_model_folder, data, out)
-    assert ((out / SAMPLES).read_bytes(), (out / "summary.json").read_bytes()) == before
+    assert ((out / SAMPLES).read_bytes(), (out / "summary.json").read_bytes()) == files
 
 
-def test_documents_that_were_empty_are_counted_as_changed(tiny_model_folder: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "d.jsonl", list(map(without_document, rows())))
-    evaluated(tiny_model_folder, data, tmp_path / "e")
-    write(data, rows())
-    with pytest.raises(RunError, match="documents of 4 of 4 episodes"):
-        evaluated(tiny_model_folder, data, tmp_path / "e")
-
-
-def test_a_file_that_grows_and_another_limit_go_on_as_before(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_a_file_that_grows_and_another_limit_continue_the_log(tiny_model_folder: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "d.jsonl", rows())
     assert len(evaluated(tiny_model_folder, data, tmp_path / "e", limit=3).samples) == 3
+    digest = hashlib.sha256(data.read_bytes()).hexdigest()
+    assert json.loads((tmp_path / "e" / "summary.json").read_text("utf-8"))["editions"] == {str(data): digest}
     write(data, rows(6))
     grown = evaluated(tiny_model_folder, data, tmp_path / "e")
     assert (len(grown.samples), grown.played) == (6, 3)
     assert len(evaluated(tiny_model_folder, data, tmp_path / "e", limit=1).samples) == 1
 
 
-def test_an_evaluation_writes_down_the_sha256_of_its_files(tmp_path: Path, tiny_model_folder: Path) -> None:
-    data = write(tmp_path / "d.jsonl", rows(1))
-    evaluated(tiny_model_folder, data, tmp_path / "e")
-    digest = hashlib.sha256(data.read_bytes()).hexdigest()
-    assert json.loads((tmp_path / "e" / "summary.json").read_text("utf-8"))["editions"] == {str(data): digest}
-
-
 MODULE = """
 from palimpsest.memory.overwrite import OverwritePolicy
-
-def right(problem, trajectory):
-    return 1.0
-
-class Own(OverwritePolicy):
-    pass
+def right(problem, trajectory): return 1.0
+class Custom(OverwritePolicy): pass
 """
 
 
-@pytest.mark.parametrize("what", ["reward", "policy", "model_files"])
+@pytest.mark.parametrize("changed_part", ["reward", "policy", "model_files"])
 def test_a_changed_module_or_template_is_named(
-    what: str, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+    changed_part: str, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, module, out = tmp_path / "model", tmp_path / f"mine_{what}.py", tmp_path / "e"
+    model, module, out = tmp_path / "model", tmp_path / f"mine_{changed_part}.py", tmp_path / "e"
     shutil.copytree(tiny_model_folder, model, ignore=shutil.ignore_patterns("manifest.json"))
     module.write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    named: dict[str, Any] = {"reward": {"reward": f"{module.stem}:right"}, "policy": {"policy": f"{module.stem}:Own"}}
+    custom: dict[str, Any] = {
+        "reward": {"reward": f"{module.stem}:right"},
+        "policy": {"policy": f"{module.stem}:Custom"},
+    }
 
     def again() -> Evaluation:
-        given = {"data": write(tmp_path / "rows.jsonl", rows(1)), "out": out, "overrides": BUDGETS, "baselines": False}
-        return palimpsest.evaluate(model, **given, **named.get(what, {}), quiet=True)
+        options = {
+            "data": write(tmp_path / "rows.jsonl", rows(1)),
+            "out": out,
+            "overrides": BUDGETS,
+            "baselines": False,
+        }
+        return palimpsest.evaluate(model, **options, **custom.get(changed_part, {}), quiet=True)
 
     again()
     assert len(again()) == 1
-    changed = model / "tokenizer_config.json" if what == "model_files" else module
+    changed = model / "tokenizer_config.json" if changed_part == "model_files" else module
     changed.write_text(changed.read_text() + "\n")
     sys.modules.pop(module.stem, None)
-    key = f"model_files.{changed.name}" if what == "model_files" else f"modules.{module.stem}"
+    key = f"model_files.{changed.name}" if changed_part == "model_files" else f"modules.{module.stem}"
     with pytest.raises(RunError, match=rf"another evaluation \({re.escape(key)} was "):
         again()

@@ -1,4 +1,4 @@
-"""A refused resume names the keys that differ."""
+"""A rejected resume names the keys that differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_log_of_another_configuration_names_the_key_deep_in_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "message"),
     [
         ({"data": {"seed": 0, "split_questions": False}}, None),
         ({"data": {"seed": 0, "split_questions": True}}, "data.split_questions was not there, is True"),
@@ -30,26 +30,26 @@ def test_a_log_of_another_configuration_names_the_key_deep_in_it(tmp_path: Path)
         ({"data": {"seed": 0}, "unknown": {"top_p": 1.0}}, "unknown.top_p was not there, is 1.0"),
     ],
 )
-def test_a_log_goes_on_where_a_setting_came_since_and_has_its_default(
-    now: dict[str, Any], told: str | None, tmp_path: Path
+def test_a_log_continues_when_new_settings_have_their_defaults(
+    now: dict[str, Any], message: str | None, tmp_path: Path
 ) -> None:
     before = {"data": {"seed": 0}}
     SampleLog(tmp_path / "log", before).close()
-    if told is None:
+    if message is None:
         SampleLog(tmp_path / "log", now).close()
         assert set_aside_other(tmp_path / "log", now) is None
     else:
-        with pytest.raises(RunError, match=re.escape(told)):
+        with pytest.raises(RunError, match=re.escape(message)):
             SampleLog(tmp_path / "log", now)
         assert set_aside_other(tmp_path / "log", now) == tmp_path / "log.old-1"
 
 
-def test_long_values_are_shown_where_they_begin_to_differ() -> None:
-    told = difference({"prompt": "a" * 500 + "b" * 500}, {"prompt": "a" * 500 + "c" * 500})
-    assert told is not None
-    was, now = told.removeprefix("prompt was ").split(", is ")
+def test_long_values_are_shown_where_they_first_differ() -> None:
+    text = difference({"prompt": "a" * 500 + "b" * 500}, {"prompt": "a" * 500 + "c" * 500})
+    assert text is not None
+    was, now = text.removeprefix("prompt was ").split(", is ")
     assert was != now
-    assert len(told) < 200
+    assert len(text) < 200
 
 
 def test_at_most_a_few_keys_are_named() -> None:

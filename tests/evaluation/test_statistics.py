@@ -1,17 +1,17 @@
-"""Intervals and tests against other computations: enumeration, plain loops, figures of statsmodels 0.15."""
+"""Intervals and tests against enumeration, plain loops and figures of statsmodels 0.15."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections import defaultdict
-from dataclasses import asdict, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 
-from palimpsest.evaluation.sample_log import Cell, Sample
+from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.statistics import (
     bootstrap,
     clustered_wilson,
@@ -32,6 +32,7 @@ from palimpsest.evaluation.summary import (
     summarise,
 )
 from support.coverage import LAYOUTS, cluster_coverage, coverage
+from support.evaluations import CHUNKS, sample
 from support.score_test import STUDENT, score_test_ends
 
 STATSMODELS_WILSON = {
@@ -47,11 +48,10 @@ def test_wilsons_interval_is_that_of_statsmodels(right: int, n: int) -> None:
 
 
 def test_mcnemar_is_the_share_of_as_extreme_outcomes_among_all() -> None:
-    """Every way in which so many flips can fall, counted."""
     for flips in range(1, 11):
         for better in range(flips + 1):
             worse = flips - better
-            falls = [sum(each) for each in itertools.product((0, 1), repeat=flips)]
+            falls = [sum(flips_up) for flips_up in itertools.product((0, 1), repeat=flips)]
             extreme = sum(abs(2 * fall - flips) >= abs(better - worse) for fall in falls)
             assert mcnemar(better, worse) == pytest.approx(float(Fraction(extreme, len(falls))))
 
@@ -62,7 +62,7 @@ def test_mcnemar_is_that_of_statsmodels_on_many_flips() -> None:
 
 
 def loop_bootstrap(values: list[float], clusters: list[int], draws: int = 4000) -> tuple[float, float]:
-    """The same without numpy."""
+    """The bootstrap without numpy."""
     rng, members = random.Random(5), defaultdict(list)
     for value, cluster in zip(values, clusters, strict=True):
         members[cluster].append(value)
@@ -77,7 +77,7 @@ def loop_bootstrap(values: list[float], clusters: list[int], draws: int = 4000) 
 @pytest.mark.parametrize("size", [1, 4])
 def test_the_bootstrap_is_that_of_a_plain_loop(size: int) -> None:
     rng = random.Random(2)
-    clusters = [place // size for place in range(80)]
+    clusters = [index // size for index in range(80)]
     values = [min(1.0, 0.3 * (cluster % 3) + 0.4 * rng.random()) for cluster in clusters]
     low, high = bootstrap(values, clusters)
     loop_low, loop_high = loop_bootstrap(values, clusters)
@@ -86,32 +86,15 @@ def test_the_bootstrap_is_that_of_a_plain_loop(size: int) -> None:
 
 
 def test_resampling_in_blocks_draws_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = [place / 30 for place in range(30)]
-    whole = bootstrap(values)
+    values = [index / 30 for index in range(30)]
+    unsplit = bootstrap(values)
     monkeypatch.setattr("palimpsest.evaluation.statistics._BLOCK", 70)
-    assert bootstrap(values) == whole
+    assert bootstrap(values) == unsplit
 
 
 def test_names_of_clusters_do_not_matter() -> None:
     values = [0.1, 0.2, 0.9, 1.0, 0.4, 0.3]
     assert bootstrap(values, "xxyyzz") == bootstrap(values, [7, 7, 0, 0, -1, -1])
-
-
-def covered(interval: str, draws: int = 300) -> float:
-    """Share of evaluations of 20 documents with 6 questions each whose interval holds the true accuracy, 0.5."""
-    rng, hits = random.Random(9), 0
-    clusters = [place // 6 for place in range(120)]
-    for _ in range(draws):
-        shares = [0.9 if rng.random() < 0.5 else 0.1 for _ in range(20)]
-        values = [float(rng.random() < shares[cluster]) for cluster in clusters]
-        low, high = wilson(sum(values), 120) if interval == "naive" else clustered_wilson(values, clusters)
-        hits += low <= 0.5 <= high
-    return hits / draws
-
-
-def test_an_interval_over_clusters_covers_and_one_that_ignores_them_does_not() -> None:
-    assert covered("clustered") > 0.9
-    assert covered("naive") < 0.75
 
 
 @pytest.mark.parametrize("freedom", STUDENT)
@@ -121,32 +104,32 @@ def test_students_quantile_is_that_of_printed_tables(freedom: int) -> None:
 
 
 def test_an_interval_over_clusters_that_are_all_right_counts_clusters() -> None:
-    """As Korn and Graubard (1998) do: of three clusters, by the quantiles for 60 values and for three."""
+    """Korn and Graubard (1998): three clusters, by the quantiles for 60 values and for three."""
     three = 3 * (STUDENT[59] / STUDENT[2]) ** 2
-    found = clustered_wilson([1.0] * 60, [place // 20 for place in range(60)])
-    assert found == pytest.approx(score_test_ends(1.0, three), abs=1e-4)
+    interval = clustered_wilson([1.0] * 60, [index // 20 for index in range(60)])
+    assert interval == pytest.approx(score_test_ends(1.0, three), abs=1e-4)
     assert clustered_wilson([1.0, 0.0, 1.0], range(3)) == pytest.approx(wilson(2, 3))
 
 
 def test_an_interval_of_fractions_is_wilsons_of_an_effective_number() -> None:
-    """Twelve values, half the variance of right-or-wrong ones with their mean, and Z**2 values that say D = 1."""
+    """Twelve values with half the variance of binary ones and Z**2 values of a prior with D = 1."""
     values = [0.0, 0.5, 0.5, 1.0] * 3
     effect = (12 * 0.125 + 3.8414) / (12 * 0.25 + 3.8414)
     assert clustered_wilson(values, range(12)) == pytest.approx(score_test_ends(0.5, 12 / effect), abs=1e-4)
-    found = score(values)
-    assert (found.low, found.high) == pytest.approx(clustered_wilson(values, range(12)), abs=1e-4)
+    interval = score(values)
+    assert (interval.low, interval.high) == pytest.approx(clustered_wilson(values, range(12)), abs=1e-4)
 
 
 @pytest.mark.parametrize("values", [[0.5], [0.5, 0.5], [1.0, 0.0, 0.0]])
-def test_one_problem_has_the_whole_range_as_its_interval(values: list[float]) -> None:
-    found = score(values, ["document"] * len(values))
-    assert (found.low, found.high) == (0.0, 1.0)
+def test_one_problem_has_the_interval_0_to_1(values: list[float]) -> None:
+    interval = score(values, ["document"] * len(values))
+    assert (interval.low, interval.high) == (0.0, 1.0)
 
 
 def test_values_outside_of_0_to_1_have_a_bootstrap_and_one_problem_of_them_has_no_interval() -> None:
     values = [-1.0, 2.0, 0.5, 3.0] * 5
-    found = score(values)
-    assert (found.low, found.high) == pytest.approx(bootstrap(values), abs=1e-4)
+    interval = score(values)
+    assert (interval.low, interval.high) == pytest.approx(bootstrap(values), abs=1e-4)
     assert score([2.0]) == Score(2.0, None, None)
 
 
@@ -165,7 +148,7 @@ def test_an_interval_over_few_or_uneven_clusters_covers(layout: str, mean: float
     assert cluster_coverage(mean, LAYOUTS[layout], "0.95", 800) >= 0.95 - 0.023
 
 
-TRIPLES = [place // 3 for place in range(72)]
+TRIPLES = [index // 3 for index in range(72)]
 
 
 def test_more_right_never_lowers_an_interval_over_clusters() -> None:
@@ -175,9 +158,9 @@ def test_more_right_never_lowers_an_interval_over_clusters() -> None:
     orders += [rng.sample(range(72), 72) for _ in range(20)]
     for order in orders:
         values, ends = [0.0] * 72, []
-        for place in order:
+        for index in order:
             ends.append(clustered_wilson(values, TRIPLES))
-            values[place] = 1.0
+            values[index] = 1.0
         ends.append(clustered_wilson(values, TRIPLES))
         lows, highs = zip(*ends, strict=True)
         assert list(lows) == sorted(lows)
@@ -187,32 +170,20 @@ def test_more_right_never_lowers_an_interval_over_clusters() -> None:
 @pytest.mark.parametrize("agreement", [0.3, 2.0, 1e4])
 @pytest.mark.parametrize(("groups", "size", "share"), [(24, 3, 0.02), (24, 3, 0.5), (20, 6, 0.1), (10, 20, 0.9)])
 def test_an_interval_over_clusters_covers(groups: int, size: int, share: float, agreement: float) -> None:
-    """Problems whose own shares are drawn (beta-binomial): from nearly of one mind to independent values."""
     rng, hits, draws = np.random.default_rng(7), 0, 600
-    clusters = [place // size for place in range(groups * size)]
+    clusters = [index // size for index in range(groups * size)]
     for _ in range(draws):
-        own = rng.beta(share * agreement, (1 - share) * agreement, groups)
-        values = (rng.random(groups * size) < np.repeat(own, size)).astype(float).tolist()
+        shares = rng.beta(share * agreement, (1 - share) * agreement, groups)
+        values = (rng.random(groups * size) < np.repeat(shares, size)).astype(float).tolist()
         low, high = clustered_wilson(values, clusters)
         hits += low <= share <= high
     assert hits / draws >= 0.93
 
 
-def test_samples_that_agree_narrow_no_interval_and_others_do() -> None:
-    alike, apart = [1.0, 0.0] * 12, [float(place % 2) for place in range(96)]
-    four = [value for value in alike for _ in range(4)]
-    clusters = [place // 4 for place in range(96)]
-    by_quantiles = 24 * (STUDENT[95] / STUDENT[23]) ** 2
-    assert clustered_wilson(four, clusters) == pytest.approx(score_test_ends(0.5, by_quantiles), abs=1e-4)
-    low, high = clustered_wilson(apart, clusters)
-    assert high - low < 0.8 * (wilson(12, 24)[1] - wilson(12, 24)[0])
-
-
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
-def test_no_flip_at_all_still_leaves_an_interval(value: float, size: int) -> None:
-    """As wide as that of as many right-or-wrong clusters."""
-    difference = paired([value] * 16, [value] * 16, [place // size for place in range(16)])
+def test_equal_values_leave_an_interval(value: float, size: int) -> None:
+    difference = paired([value] * 16, [value] * 16, [index // size for index in range(16)])
     assert (difference.low, difference.high) == pytest.approx(paired_interval(0, 0, 16 // size))
     assert difference.high > 0.1
 
@@ -222,20 +193,23 @@ def test_few_flips_in_clusters_and_one_change_everywhere_leave_an_interval_too()
     assert one.low < 0 < one.mean < one.high
     everywhere = paired([0.0] * 40, [0.5] * 40)
     assert everywhere.low < 0.5 < everywhere.high < 0.6
+    for better, n in ((4, 12), (4, 40), (3, 200)):
+        difference = paired([0.0] * n, [1.0] * better + [0.0] * (n - better))
+        assert difference.p > 0.05
+        assert difference.low < 0 < difference.high
 
 
 def test_the_interval_of_few_flips_in_clusters_covers() -> None:
     rng, hits, draws = random.Random(12), 0, 600
     for _ in range(draws):
         flipped = [rng.choices((1.0, -1.0, 0.0), (0.08, 0.02, 0.9))[0] for _ in range(24)]
-        change = [each for each in flipped for _ in range(3)]
-        difference = paired([float(each < 0) for each in change], [float(each > 0) for each in change], TRIPLES)
+        change = [flip for flip in flipped for _ in range(3)]
+        difference = paired([float(flip < 0) for flip in change], [float(flip > 0) for flip in change], TRIPLES)
         hits += difference.low <= 0.06 <= difference.high
     assert hits / draws >= 0.93
 
 
-def test_a_paired_interval_is_narrower_than_two_intervals_of_its_own() -> None:
-    """Two agents that fail on the same problems: what they share cancels."""
+def test_a_paired_interval_is_narrower_than_two_separate_ones() -> None:
     rng = random.Random(4)
     first = [float(rng.random() < 0.5) for _ in range(200)]
     second = [max(value, float(rng.random() < 0.1)) for value in first]
@@ -246,35 +220,16 @@ def test_a_paired_interval_is_narrower_than_two_intervals_of_its_own() -> None:
     assert (difference.test, difference.worse) == ("mcnemar", 0)
 
 
-def paired_coverage(n: int, gain: float, loss: float, interval: str, draws: int = 400) -> float:
-    """Share of evaluations of n problems, flipped so often each way, whose interval holds the true difference."""
-    rng, hits = random.Random(8), 0
+@pytest.mark.parametrize(("n", "gain", "loss"), [(12, 0.15, 0.02), (60, 0.1, 0.1)])
+def test_a_paired_interval_of_few_flips_covers(n: int, gain: float, loss: float) -> None:
+    rng, hits, draws = random.Random(8), 0, 400
     for _ in range(draws):
-        first, second = [], []
-        for _ in range(n):
-            draw = rng.random()
-            first.append(float(gain <= draw < gain + loss or draw > 0.7))
-            second.append(float(draw < gain or draw > 0.7))
-        low, high = (
-            (paired(first, second).low, paired(first, second).high)
-            if interval == "paired"
-            else bootstrap([b - a for a, b in zip(first, second, strict=True)])
-        )
-        hits += low - 1e-12 <= gain - loss <= high + 1e-12
-    return hits / draws
-
-
-def test_the_interval_of_few_flips_covers_where_a_bootstraps_does_not() -> None:
-    assert paired_coverage(12, 0.15, 0.02, "paired") > 0.93
-    assert paired_coverage(12, 0.15, 0.02, "bootstrap") < 0.9
-    assert paired_coverage(60, 0.1, 0.1, "paired") > 0.93
-
-
-@pytest.mark.parametrize(("better", "n"), [(4, 12), (4, 40), (3, 200)])
-def test_four_flips_of_one_kind_are_no_difference_by_test_nor_interval(better: int, n: int) -> None:
-    difference = paired([0.0] * n, [1.0] * better + [0.0] * (n - better))
-    assert difference.p > 0.05
-    assert difference.low < 0 < difference.high
+        uniform = [rng.random() for _ in range(n)]
+        first = [float(gain <= draw < gain + loss or draw > 0.7) for draw in uniform]
+        second = [float(draw < gain or draw > 0.7) for draw in uniform]
+        difference = paired(first, second)
+        hits += difference.low - 1e-12 <= gain - loss <= difference.high + 1e-12
+    assert hits / draws > 0.93
 
 
 def test_fractions_and_clusters_are_tested_by_flipping_signs() -> None:
@@ -282,7 +237,7 @@ def test_fractions_and_clusters_are_tested_by_flipping_signs() -> None:
     assert paired(first, second).test == "sign_flip"
     assert paired(first, second).p < 0.01
     right = [1.0] * 40
-    assert paired([0.0, 1.0] * 20, right, [place // 4 for place in range(40)]).test == "sign_flip"
+    assert paired([0.0, 1.0] * 20, right, [index // 4 for index in range(40)]).test == "sign_flip"
     same = paired(first, first)
     assert (same.mean, same.p) == (0, 1)
     assert -same.low == same.high > 0
@@ -290,9 +245,9 @@ def test_fractions_and_clusters_are_tested_by_flipping_signs() -> None:
 
 def test_signs_are_flipped_as_a_plain_loop_flips_them() -> None:
     rng = random.Random(6)
-    clusters = [place // 3 for place in range(30)]
+    clusters = [index // 3 for index in range(30)]
     change = [rng.choice((-1.0, 0.0, 0.25, 1.0)) for _ in clusters]
-    sums = [sum(c for c, own in zip(change, clusters, strict=True) if own == cluster) for cluster in range(10)]
+    sums = [sum(c for c, member in zip(change, clusters, strict=True) if member == cluster) for cluster in range(10)]
     totals = [
         abs(sum(s * x for s, x in zip(signs, sums, strict=True))) for signs in itertools.product((1, -1), repeat=10)
     ]
@@ -300,74 +255,46 @@ def test_signs_are_flipped_as_a_plain_loop_flips_them() -> None:
     assert sign_flip(change, clusters) == pytest.approx(exact, abs=1e-12)
 
 
-def test_drawn_signs_come_to_what_mcnemar_counts() -> None:
+def test_random_signs_agree_with_mcnemar() -> None:
     for better, worse in ((20, 8), (15, 15), (30, 9)):
         p = sign_flip([1.0] * better + [-1.0] * worse)
         assert p == pytest.approx(mcnemar(better, worse), abs=0.015)
 
 
-def test_p_is_uniform_where_nothing_differs() -> None:
-    rng = np.random.default_rng(3)
-    ps = [paired(list(rng.random(40)), list(rng.random(40))).p for _ in range(150)]
-    assert 0.01 <= sum(p < 0.05 for p in ps) / 150 <= 0.1
-    assert 0.4 < sum(ps) / 150 < 0.6
+def dev_sample(id: str, value: float | None, **fields: Any) -> Sample:
+    return sample(id, value, set="dev", unit="documents", **{"size": 4, "length": 4, **fields})
 
 
-# ---- what belongs together ------------------------------------------------------------------------------------
-
-
-CELL = Cell("dev", 4, "documents", "agent")
-
-
-def sample(id: str, value: float | None, *, document: str | None = None, size: int = 4, gold: str = "a") -> Sample:
-    return Sample(
-        **asdict(replace(CELL, size=size)),
-        id=id,
-        question=f"question {id}",
-        answers=(gold,),
-        answer="a",
-        memory=None,
-        outcome="answered",
-        value=value,
-        reason=None,
-        length=size,
-        turns=1,
-        prompt_tokens=9,
-        sampled_tokens=1,
-        document=document,
-    )
-
-
-def test_questions_on_one_document_and_one_question_at_several_lengths_belong_together() -> None:
+def test_questions_on_one_document_and_one_question_at_several_lengths_are_one_cluster() -> None:
     rows = [
-        sample("p1", 1.0, document="d1"),
-        sample("p2", 1.0, document="d1"),
-        sample("p2", 1.0, document="d2", size=50),
-        sample("p3", 1.0, document="d3"),
-        sample("p3", 1.0, document="d4", gold="another"),
+        dev_sample("p1", 1.0, document="d1"),
+        dev_sample("p2", 1.0, document="d1"),
+        dev_sample("p2", 1.0, document="d2", size=50),
+        dev_sample("p3", 1.0, document="d3"),
+        dev_sample("p3", 1.0, document="d4", gold="another"),
     ]
     assert clusters_of(rows) == [0, 0, 0, 1, 2]
 
 
 def test_a_summary_counts_documents_where_questions_share_them() -> None:
     values = [1.0] * 10 + [0.0] * 10
-    alone = [sample(f"p{place}", value, document=f"d{place}") for place, value in enumerate(values)]
-    shared = [sample(f"p{place}", value, document=f"d{place // 5}") for place, value in enumerate(values)]
-    assert (summarise(CELL, alone).clusters, summarise(CELL, shared).clusters) == (20, 4)
-    assert summarise(CELL, alone).accuracy == score(values)
-    found = summarise(CELL, shared).accuracy
+    alone = [dev_sample(f"p{index}", value, document=f"d{index}") for index, value in enumerate(values)]
+    shared = [dev_sample(f"p{index}", value, document=f"d{index // 5}") for index, value in enumerate(values)]
+    assert (summarise(CHUNKS, alone).clusters, summarise(CHUNKS, shared).clusters) == (20, 4)
+    assert summarise(CHUNKS, alone).accuracy == score(values)
+    accuracy = summarise(CHUNKS, shared).accuracy
     four = 4 * (STUDENT[19] / STUDENT[3]) ** 2
-    assert (found.low, found.high) == pytest.approx(score_test_ends(0.5, four), abs=1e-4)
-    (note,) = cluster_notes({"alone": summarise(CELL, alone), "shared": summarise(CELL, shared)})
+    assert (accuracy.low, accuracy.high) == pytest.approx(score_test_ends(0.5, four), abs=1e-4)
+    (note,) = cluster_notes({"alone": summarise(CHUNKS, alone), "shared": summarise(CHUNKS, shared)})
     assert note.values == {"names": "shared", "problems": 20, "clusters": 4}
 
 
 def test_a_table_with_intervals_of_two_kinds_names_the_rows_with_a_bootstraps() -> None:
     def row(*values: float | None) -> EvalSummary:
-        return summarise(CELL, [sample(str(place), value) for place, value in enumerate(values)])
+        return summarise(CHUNKS, [dev_sample(str(index), value) for index, value in enumerate(values)])
 
     fractions, outside, empty = row(0.0, 0.5, 1.0), row(0.5, 1.5, 1.0), row(None)
-    assert interval_notes({"fractions": fractions, "whole": row(1.0, 0.0), "empty": empty}) == []
+    assert interval_notes({"fractions": fractions, "binary": row(1.0, 0.0), "empty": empty}) == []
     assert interval_notes({"bonus": outside, "empty": empty}) == []
     (note,) = interval_notes({"fractions": fractions, "bonus": outside, "empty": empty})
     assert note.values == {"names": "bonus"}

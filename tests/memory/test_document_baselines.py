@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.config.schema import PolicyConfig
-from palimpsest.errors import ConfigError
 from palimpsest.memory.document_baselines import (
     ClosedBookPolicy,
     FullContextPolicy,
@@ -81,9 +80,6 @@ def test_a_long_document_is_shown_by_its_ends_or_its_last_window(tiny_codec: Any
         assert any(list(model.prompts[0][at : at + 10]) == shown for at in range(len(model.prompts[0])))
 
 
-# ---- Passages ------------------------------------------------------------------------------------------------
-
-
 def shown(codec: Any, asking: Problem, **options: Any) -> list[str]:
     """The document of every prompt."""
     policy = build_policy(PolicyConfig(name="passages", options={**OPTIONS, **options}))
@@ -137,19 +133,6 @@ def test_a_truncated_document_is_an_event(tiny_codec: Any) -> None:
 def test_passages_fulfil_the_contract_if_the_document_fits(tiny_codec: Any) -> None:
     findings = check_policy(PassagesPolicy(**OPTIONS), tiny_codec, 20_480)
     assert [finding.message for finding in findings if not finding.passed] == []
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"passage_tokens": 0}, "policy.options.passage_tokens=0: must be at least 1"),
-        ({"retriever": "dense"}, "choose one of words, jaccard, tfidf, bm25"),
-        ({"window_tokens": 0}, "policy.options.window_tokens=0"),
-    ],
-)
-def test_an_invalid_option_of_passages_is_rejected(option: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        build_policy(PolicyConfig(name="passages", options=option))
 
 
 LINES = st.lists(

@@ -101,11 +101,6 @@ def test_an_empty_document_gives_no_answer(text: str | None, tiny_codec: Any) ->
     assert (result.outcome, result.text, model.prompts) == (Outcome.EMPTY_CONTEXT, None, [])
 
 
-def test_an_answer_cut_by_its_budget_is_an_outcome(tiny_codec: Any) -> None:
-    result, _ = play(OverwritePolicy(**SMALL), tiny_codec, lambda prompt, limit: tiny_codec.encode("a " * 99)[:limit])
-    assert result.outcome is Outcome.ANSWER_TRUNCATED
-
-
 @pytest.mark.parametrize("how", ["centre", "tail", "refuse"])
 def test_a_document_of_too_many_chunks_is_cut_or_rejected(how: Any, tiny_codec: Any) -> None:
     policy, ids = OverwritePolicy(**SMALL, max_chunks=3, overlong=how), tiny_codec.encode(DOCUMENT)
@@ -116,8 +111,6 @@ def test_a_document_of_too_many_chunks_is_cut_or_rejected(how: Any, tiny_codec: 
         joined = [i for chunk in policy.chunks(ids, tiny_codec) for i in chunk]
         assert joined == (ids[:30] + ids[-30:] if how == "centre" else ids[:60])
 
-
-# ---- Several questions on one document -----------------------------------------------------------------------
 
 READING: dict[str, Any] = {
     "prompts": "short", "chunk_size": 6, "question_tokens": 40, "memory_tokens": 40, "answer_tokens": 20
@@ -168,8 +161,6 @@ def test_a_problem_of_one_question_is_a_plain_one() -> None:
         Problem("p", "Who ran?", ("Anna",), questions=QUESTIONS)
 
 
-# ---- A problem with a memory ---------------------------------------------------------------------------------
-
 MEMORY = Problem("p", "What does Ann drink?", ("tea",), "- Bob owns cats.\n", memory=" Ann drinks tea.")
 
 
@@ -205,8 +196,6 @@ def test_the_memory_of_a_problem_is_in_its_file_and_in_the_identity_of_an_evalua
     with pytest.raises(DataError, match=r"mine\.jsonl.* memory must be a string, is list"):
         build_source(DataConfig(train_files=str(path)), split="train").problems(step=0, count=1)
 
-
-# ---- Thinking is sampled and trained, but no memory and no answer --------------------------------------------
 
 TAGGED: dict[str, Any] = {"chunk_size": 60, "memory_tokens": 60, "answer_tokens": 60, "question_tokens": 60}
 TEA = Problem("p", "Who?", ("Bob",), context="Bob drinks tea. " * 4)

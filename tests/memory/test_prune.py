@@ -67,8 +67,7 @@ def test_a_prune_can_be_pruned() -> None:
     assert '"memory": "tea"' not in script.text(3)
 
 
-def test_several_prunes_of_a_reply_are_done_in_order_each_whole_or_not_at_all() -> None:
-    """C9.4: in the original, the last prune of a reply decided on the prompt, whatever the others had removed."""
+def test_several_prunes_of_a_reply_are_done_in_order_completely_or_not_at_all() -> None:
     replies = [ABC, "\n".join([prune(A), prune(B, "zz"), prune(C, A), prune(C)])]
     trajectory, script = played(policy(parallel_calls=9), replies)
     assert visible(script.text(2)) == [B, D, E]
@@ -78,7 +77,6 @@ def test_several_prunes_of_a_reply_are_done_in_order_each_whole_or_not_at_all() 
 
 
 def test_a_rejected_last_prune_leaves_prompt_and_history_consistent() -> None:
-    """C9.4: in the original, a failed last prune left the deleted messages in the prompt."""
     trajectory, script = played(policy(), [search("Alice"), f"{prune(A)}\n{prune(A)}", search("Bob")])
     for number in (2, 3):
         assert "Alice drinks" not in script.text(number)
@@ -93,13 +91,10 @@ def test_a_rejected_last_prune_leaves_prompt_and_history_consistent() -> None:
         ({"memory": "m", "delete_ids": "{A}"}, 'delete_ids="{A}" is a string: give an array'),
         ({"memory": "m", "delete_ids": ["{A}", "{A}"]}, 'delete_ids: "{A}" stands there twice'),
         ({"memory": "m", "delete_ids": ["{A}", "zz"]}, 'delete_ids: "zz" is no id in sight; there is {A}'),
-        ({"memory": "m", "delete_ids": ["{A} "]}, 'delete_ids: "{A} " is no id in sight; there is {A}'),
         ({"memory": "m", "delete_ids": [7]}, "delete_ids[0]=7 is an integer: give a string"),
-        ({"memory": "m", "delete_ids": {"a": "{A}"}}, "delete_ids="),
         ({"memory": " ", "delete_ids": ["{A}"]}, "memory is empty: write down what must be remembered"),
         ({"memory": ["m"], "delete_ids": ["{A}"]}, 'memory=["m"] is an array: give a string'),
         ({"delete_ids": ["{A}"]}, "memory is missing: add it (string)"),
-        ({"memory": "m"}, "delete_ids is missing: add it (array)"),
         ({"memory": "m", "delete_ids": ["{A}"], "all": True}, "all is not an argument"),
     ],
 )
@@ -121,14 +116,12 @@ def test_a_prune_cannot_name_a_result_of_its_reply() -> None:
 
 
 def test_one_call_of_several_is_cut_out_of_the_reply() -> None:
-    """C9.6"""
     _, script = played(policy(), [ABC, prune(B)])
     assert visible(script.text(2)) == [A, C, D]
     assert f"{search('Alice')}\n{search('Carol')}<|im_end|>" in script.text(2)
 
 
 def test_every_sampled_token_is_trained_once_however_often_it_is_pruned() -> None:
-    """C9.1: text that survives a prune is context and not trained again."""
     replies = [search("Alice") + search("Bob"), prune(A), search("Carol"), prune(B, C), prune(D), search("x")]
     trajectory, _ = played(policy(), replies)
     assert len(events(trajectory, "prune")) == 3
@@ -156,11 +149,7 @@ def test_a_prune_removes_one_of_two_calls_in_every_format(style: CallStyle) -> N
     trained_once(trajectory)
 
 
-# ---- Without the prune tool ----------------------------------------------------------------------------------
-
-
 def test_without_the_prune_tool_a_prune_is_a_call_of_an_unknown_tool_and_other_tools_stay() -> None:
-    """C9.10: in the original, such a call was executed, and all tools but one were removed."""
     agent = policy(prune=False, tools={"search": {"topk": 1}, f"{__name__}:Echo": {}})
     trajectory, script = played(agent, [search("Alice"), prune(A), call("echo")])
     assert "prune" not in script.text(0)
@@ -190,11 +179,7 @@ def test_the_standard_prompt_offers_pruning_only_with_the_tool(family: str) -> N
     assert ToolAgentPolicy(**options).begin(world(), codec) == PrunePolicy(prune=False, **options).begin(world(), codec)
 
 
-# ---- Isolation -----------------------------------------------------------------------------------------------
-
-
 def test_episodes_of_one_policy_object_dont_touch_each_other() -> None:
-    """C9.9, C9.10: no state of an episode remains on the policy, the problem or the sampling parameters."""
     agent, problem = policy(), world()
     before = (repr(agent), asdict(problem))
     alone = played(agent, [search("Alice"), prune(A)], problem)[1].prompts
@@ -211,7 +196,6 @@ def test_episodes_of_one_policy_object_dont_touch_each_other() -> None:
 
 
 def test_an_episode_writes_no_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C9.11"""
     monkeypatch.chdir(tmp_path)
     played(policy(), [search("Alice"), prune(A)])
     assert list(tmp_path.iterdir()) == []

@@ -73,7 +73,6 @@ def test_a_query_of_the_last_reading_turn_reaches_the_answer(tiny_codec: Any) ->
 
 
 def test_the_query_is_looked_up_before_the_new_memory_joins_the_history(tiny_codec: Any) -> None:
-    """ReMemR1 trains in this order and evaluates in the other, where a query finds the memory of its reply."""
     replies = ["<update>a cat</update>", "<update>the cat ran</update><recall>cat ran</recall>"]
     trajectory, script = play(tiny_codec, replies)
     assert events(trajectory, "recall")[0].detail["chunk"] == 0
@@ -81,7 +80,6 @@ def test_the_query_is_looked_up_before_the_new_memory_joins_the_history(tiny_cod
 
 
 def test_training_and_evaluation_recall_the_same(tiny_codec: Any) -> None:
-    """The same replies give the same prompts."""
     script = Script(tiny_codec, FOUR)
     player = Player(RecallPolicy(**SMALL), script, tiny_codec, SamplingConfig(), ConstantGrader(), 1)
     (group,) = asyncio.run(player.batch([PROBLEM], key=(0,)))
@@ -137,7 +135,7 @@ def test_the_memory_is_within_its_budget_whatever_was_written(next_memory: str, 
     assert tuple(memories[0]) == trajectory.turns[0].completion.token_ids[start : start + 10]
 
 
-def test_the_whole_reply_may_be_the_memory_as_in_the_published_code(tiny_codec: Any) -> None:
+def test_the_complete_reply_may_be_the_memory_as_in_the_published_code(tiny_codec: Any) -> None:
     replies = ["<thinking>hm</thinking><update>a cat</update><recall>x</recall>", "no tags at all"]
     _, script = play(tiny_codec, replies, next_memory="reply", malformed="accept")
     assert shown(script, 1)[1] == "<thinking>hm</thinking><update>a cat</update>"
@@ -145,7 +143,6 @@ def test_the_whole_reply_may_be_the_memory_as_in_the_published_code(tiny_codec: 
 
 
 def test_a_reply_accepted_as_the_memory_is_rewarded_only_for_its_update(tiny_codec: Any) -> None:
-    """The published code rewards recall of the text in <update>, and the format only with one non-blank update."""
     replies = [
         "<thinking>Anna is blue</thinking><update>Bob has a cat</update>",
         "Anna is blue",
@@ -223,23 +220,6 @@ def test_a_budget_that_the_tags_alone_fill_is_rejected() -> None:
     RecallPolicy(**{**SMALL, "reply_tokens": tags + 1}).admit(PROBLEM, codec)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"retriever": "dense"}, "policy.options.retriever='dense': choose one of words"),
-        ({"query": "rule"}, "policy.options.query='rule': choose one of model, question"),
-        ({"malformed": "accept"}, "policy.options.malformed='accept': needs policy.options.next_memory=reply"),
-        ({"reply_tokens": 0}, "policy.options.reply_tokens=0: must be at least 1"),
-        ({"empty_memory": "keep"}, "policy.options.empty_memory='keep': has no effect"),
-    ],
-)
-def test_an_invalid_option_is_rejected_in_one_line(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        build_policy(PolicyConfig(name="recall", options=options))
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_retrieval_appends_the_past_memory_most_similar_to_the_question(tiny_codec: Any) -> None:
     policy = build_policy(PolicyConfig(name="retrieval", options=READING))
     trajectory, script = played(policy, [" Anna is blue", " cold", " c"], PROBLEM, tiny_codec)
@@ -251,7 +231,6 @@ def test_retrieval_appends_the_past_memory_most_similar_to_the_question(tiny_cod
 
 
 def test_metrics_of_recalls_by_hand(tiny_codec: Any) -> None:
-    """One of eight replies is malformed; one of three queries recalls the evidence."""
     first, _ = play(tiny_codec, [*FOUR[:2], "no tags", "<update>Anna</update><recall>cat</recall>"])
     second, _ = play(tiny_codec, ["<update>cold</update>", "<update>b</update><recall>cold</recall>", *FOUR[2:]])
     problem = Problem("p", "Who?", ("x",), DOCUMENT, {"evidence": ["a cat"]})

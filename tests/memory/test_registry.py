@@ -40,10 +40,19 @@ def admit(policy: MemoryPolicy, problem: Problem, window: int = 1_000_000) -> No
         ("overwrite", {"layout": "x"}, "policy.options.layout='x': choose one of memory_first, section_first"),
         ("overwrite", {"prompts": "x"}, "policy.options.prompts='x': choose one of standard, short"),
         ("overwrite", {"chunk_size": 2.5}, "policy.options.chunk_size=2.5: must be a whole number"),
-        ("overwrite", {"chunk_size": "48"}, "policy.options.chunk_size='48': must be a whole number"),
         ("overwrite", {"max_chunks": True}, "policy.options.max_chunks=True: must be a whole number or null"),
         ("recall", {"min_similarity": "0"}, "policy.options.min_similarity='0': must be a number or null"),
         ("recall", {"retriever": "word"}, "policy.options.retriever='word': choose one of words, jaccard, tfidf, bm25"),
+        ("passages", {"passage_tokens": 0}, "policy.options.passage_tokens=0: must be at least 1"),
+        ("passages", {"retriever": "dense"}, "choose one of words, jaccard, tfidf, bm25"),
+        ("recall", {"query": "rule"}, "policy.options.query='rule': choose one of model, question"),
+        (
+            "recall",
+            {"malformed": "accept"},
+            "policy.options.malformed='accept': needs policy.options.next_memory=reply",
+        ),
+        ("recall", {"reply_tokens": 0}, "policy.options.reply_tokens=0: must be at least 1"),
+        ("recall", {"empty_memory": "keep"}, "policy.options.empty_memory='keep': has no effect"),
         ("prune", {"prune": 1}, "policy.options.prune=1: must be true or false"),
         ("prune", {"tools": ["search"]}, "policy.options.tools=['search']: must be a mapping"),
         ("prune", {"tools": {"search": {"topk": 2.5}}}, "policy.options.tools.search.topk=2.5: must be a whole number"),
@@ -86,7 +95,6 @@ def test_a_class_with_run_alone_has_the_defaults_of_the_contract(tmp_path: Path,
 
 
 def test_optional_members_of_a_policy_are_read_only_through_the_contract() -> None:
-    """An optional member read with `getattr` has its default where it is read, and may have another elsewhere."""
     members = {name for name in vars(MemoryPolicy) if not name.startswith("_")}
     sources = Path(palimpsest.__file__).parent.rglob("*.py")
     text = "\n".join(path.read_text("utf-8") for path in sources)

@@ -12,7 +12,7 @@ from palimpsest.events import EmptyMemoryKept, Event
 from palimpsest.metrics.memory_metrics import evidence_position, evidence_retention, memory_metrics, unsupported
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.training.step_metrics import group_metrics
-from palimpsest.types import Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
+from palimpsest.types import Grade, Group, Outcome, Problem, Question, StopReason, Trajectory, Turn
 from support.groups import CODEC, reading_turn
 
 QUESTION = "Where does Ann live?"
@@ -81,6 +81,14 @@ def test_retention_of_paragraphs_is_that_of_the_answer(
 ) -> None:
     metadata = {"evidence": ["Ann\nAnn lives in Rome. She is 40.", "Bo sings."]}
     assert evidence_retention(Problem("p", QUESTION, answers, None, metadata), memory) == retained
+
+
+def test_retention_of_several_questions_is_the_mean_of_their_answers() -> None:
+    questions = [Question("Who?", ("Anna",)), Question("Where?", ("Rome",))]
+    problem = Problem.asking(
+        "p", questions, "Anna lives in Rome.", {"evidence": ["Anna\nAnna lives in Rome. She is old."]}
+    )
+    assert evidence_retention(problem, "It is Anna.") == 0.5
 
 
 @pytest.mark.parametrize(

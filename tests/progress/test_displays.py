@@ -17,10 +17,7 @@ PLAN = [Stage("training", 4, 2.0, "steps"), Stage("evaluation", 6, 0.2, "turns")
 
 
 class Clock:
-    """Runs only when it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def __call__(self) -> float:
         return self.now
@@ -33,15 +30,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def numbers(stream: io.StringIO) -> list[int]:
-    """Done parts of each line."""
-    return [int(line.split()[3].partition("/")[0]) for line in stream.getvalue().splitlines()]
+def etas(stream: io.StringIO) -> list[str]:
+    return [line.partition("ETA ")[2] for line in stream.getvalue().splitlines()]
 
 
-# ---- plain lines ---------------------------------------------------------------------------------------------
-
-
-def test_a_line_has_the_stage_its_share_elapsed_time_eta_and_metrics(clock: Clock) -> None:
+def test_a_line_has_stage_percentage_times_and_metrics(clock: Clock) -> None:
     stream = io.StringIO()
     with Terminal(stream).stages(PLAN) as staged:
         steps = staged.steps(4)
@@ -52,7 +45,7 @@ def test_a_line_has_the_stage_its_share_elapsed_time_eta_and_metrics(clock: Cloc
     assert stream.getvalue() == f"[ 25%] training 1/4 steps  elapsed 0:00:20  ETA 0:01:00  {metrics}\n"
 
 
-def test_lines_appear_for_the_first_and_last_part_of_a_stage_and_none_twice(clock: Clock) -> None:
+def test_the_first_and_last_part_of_a_stage_have_one_line(clock: Clock) -> None:
     stream = io.StringIO()
     display = Terminal(stream)
     with display.stages(PLAN) as staged:
@@ -74,31 +67,23 @@ def test_lines_appear_for_the_first_and_last_part_of_a_stage_and_none_twice(cloc
     ]  # fmt: skip
 
 
-def test_parts_done_before_count_as_done_and_not_as_speed(clock: Clock) -> None:
+def test_earlier_progress_counts_as_done_and_not_as_speed(clock: Clock) -> None:
     stream = io.StringIO()
-    resumed, late = Terminal(stream), Terminal(stream)
-    steps = resumed.steps(100)
-    steps.resumed(80)
-    clock.now += 2
-    steps.log(81, {}, {})
-    other = late.steps(100)  # nobody reported the 80
-    clock.now += 2
-    other.log(81, {}, {})
-    with Terminal(stream).count("episodes", 50, done=40) as tick:
-        clock.now += 3
-        tick()
-    assert [line.partition("ETA ")[2] for line in stream.getvalue().splitlines()] == ["0:00:38", "0:00:38", "0:00:27"]
+    for resumed in (True, False):  # an unreported 80 is taken from the first step
+        steps = Terminal(stream).steps(100)
+        if resumed:
+            steps.resumed(80)
+        clock.now += 2
+        steps.log(81, {}, {})
+    for total, done, ticks in ((50, 40, 1), (4, 4, 0), (4, 0, 0)):
+        with Terminal(stream).count("episodes", total, done=done) as tick:
+            clock.now += 3
+            for _ in range(ticks):
+                tick()
+    assert etas(stream) == ["0:00:38", "0:00:38", "0:00:27", "0:00:00", "?"]
 
 
-def test_work_that_was_done_before_has_no_time_left_and_unknown_speed_is_no_figure(clock: Clock) -> None:
-    stream = io.StringIO()
-    for done in (4, 0):
-        with Terminal(stream).count("episodes", 4, done=done):
-            pass
-    assert [line.partition("ETA ")[2] for line in stream.getvalue().splitlines()] == ["0:00:00", "?"]
-
-
-def test_a_stage_has_the_parts_that_it_reports_and_need_not_be_planned(clock: Clock) -> None:
+def test_a_stage_may_differ_from_the_plan(clock: Clock) -> None:
     stream = io.StringIO()
     with Terminal(stream).stages(PLAN[:1]) as staged:
         staged.steps(8).log(8, {}, {})
@@ -115,15 +100,11 @@ def test_a_long_stage_has_a_line_every_ten_seconds_with_progress(clock: Clock) -
         for _ in range(30):
             clock.now += 1
             tick()
+        tick(969)
         clock.now += 100
-    assert numbers(stream) == [1, 11, 21, 30]
-
-
-def test_before_the_end_the_share_is_below_all(clock: Clock) -> None:
-    stream = io.StringIO()
-    with Terminal(stream).count("episodes", 1000) as tick:
-        tick(999)
-    assert stream.getvalue().startswith("[ 99%] ")
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[3].partition("/")[0] for line in lines] == ["1", "11", "21", "999"]
+    assert lines[-1].startswith("[ 99%] ")  # below 100 before the end
 
 
 def test_a_long_step_shows_its_episodes_every_half_minute(clock: Clock) -> None:
@@ -139,27 +120,15 @@ def test_a_long_step_shows_its_episodes_every_half_minute(clock: Clock) -> None:
     assert len(lines) == 3
 
 
-# ---- in place ------------------------------------------------------------------------------------------------
-
-
-def test_on_a_terminal_messages_are_above_the_bar() -> None:
+def test_on_a_terminal_messages_are_above_the_bar_and_earlier_progress_is_in_it() -> None:
     stream = io.StringIO()
     display = Terminal(stream, live=True)
     steps = display.steps(20)
+    steps.resumed(12)
     steps.progress("rollout", 3, 8)
-    steps.log(2, {"reward/mean": 0.5}, {})
     display.message("resumed [not markup]")
     steps.close()
-    shown = stream.getvalue()
-    assert shown.count("resumed [not markup]") == 1
-    assert "steps 2/20" in shown
-
-
-def test_on_a_terminal_earlier_parts_are_shown_at_once() -> None:
-    stream = io.StringIO()
-    steps = Terminal(stream, live=True).steps(20)
-    steps.resumed(12)
-    steps.close()
+    assert stream.getvalue().count("resumed [not markup]") == 1
     assert " 60% steps 12/20" in stream.getvalue()
     with Terminal(stream, live=True).stages(PLAN[1:]) as staged, staged.count("evaluation", 8, done=4):
         pass
@@ -167,26 +136,19 @@ def test_on_a_terminal_earlier_parts_are_shown_at_once() -> None:
 
 
 def test_a_notebook_updates_one_output(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Output:
-        shown: list[dict[str, str]] = []  # noqa: RUF012
-        opened = 0
+    displayed, bundles = list[dict[str, str]](), list[dict[str, str]]()
 
-        def update(self, bundle: dict[str, str], *, raw: bool) -> None:
-            self.shown.append(bundle)
+    def display(bundle: dict[str, str], **_: Any) -> Any:
+        displayed.append(bundle)
+        return SimpleNamespace(update=lambda bundle, *, raw: bundles.append(bundle))
 
-    def display(bundle: dict[str, str], **_: Any) -> Output:
-        output.opened += 1
-        output.update(bundle, raw=True)
-        return output
-
-    output = Output()
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     with Notebook().count("<episodes>", 4) as tick:
         for _ in range(4):
             clock.now += 0.15
             tick()
-    assert output.opened == 1
-    done = [bundle["text/plain"].split()[1] for bundle in output.shown]
+    (first,) = displayed
+    done = [bundle["text/plain"].split()[1] for bundle in (first, *bundles)]
     assert done == ["0/4", "2/4", "4/4", "4/4"]  # at most every 0.2 s, but start and end
-    assert '<progress value="100.00" max="100">' in output.shown[-1]["text/html"]
-    assert "&lt;episodes&gt;" in output.shown[-1]["text/html"]
+    assert '<progress value="100.00" max="100">' in bundles[-1]["text/html"]
+    assert "&lt;episodes&gt;" in bundles[-1]["text/html"]

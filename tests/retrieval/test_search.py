@@ -56,11 +56,6 @@ def test_a_query_of_unknown_words_has_no_hits(tmp_path: Path, query: str) -> Non
     assert [len(hits) for hits in index.search([query, "Rome"], 3)] == [0, 2]
 
 
-def test_equal_scores_are_in_the_order_of_the_corpus(tmp_path: Path) -> None:
-    index = Bm25Index.build([{"id": i, "text": "alpha"} for i in range(50)], tmp_path / "index")
-    assert [hit.document["id"] for hit in index.search(["alpha"], 20)[0]] == list(range(20))
-
-
 def test_a_caller_may_change_a_hit(tmp_path: Path) -> None:
     index = Bm25Index.build(PASSAGES, tmp_path / "index")
     index.search(["Tiber"], 1)[0][0].document.clear()
@@ -79,9 +74,6 @@ def test_the_titles_of_2wiki_find_their_passages(real_data: Path, tmp_path: Path
     results = zip(titles, index.search(titles, 10), strict=True)
     result = [title in {hit.document["title"] for hit in hits} for title, hits in results]
     assert sum(result) / len(result) > 0.99  # some titles consist of frequent words
-
-
-# ---- coalescing ----------------------------------------------------------------------------------------------
 
 
 class Service:

@@ -76,7 +76,7 @@ async def test_the_client_gives_up_after_its_attempts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "reason"),
     [
         ((400, "bad query"), "status 400: 'bad query'"),
         ((401, "token"), "status 401"),
@@ -89,9 +89,9 @@ async def test_the_client_gives_up_after_its_attempts() -> None:
         ((200, '{"result": [[{"document": {}, "score": 1e999}]]}'), "not the answer"),
     ],
 )
-async def test_an_error_that_persists_is_not_retried(reply: tuple[int, str], said: str) -> None:
+async def test_an_error_that_persists_is_not_retried(reply: tuple[int, str], reason: str) -> None:
     async with server(reply) as (url, requests), RemoteSearch(url) as client:
-        with pytest.raises(SearchError, match=said) as caught:
+        with pytest.raises(SearchError, match=reason) as caught:
             await client.search(["q"], 1)
     assert len(requests) == 1
     assert "\n" not in str(caught.value)
@@ -116,7 +116,6 @@ async def test_an_answer_that_cannot_be_decoded_is_an_error_at_once() -> None:
     "packed", ["gzip", *(pytest.param(how, marks=pytest.mark.slow) for how in ("deflate", "identity"))]
 )
 async def test_a_reply_is_read_up_to_a_limit_in_any_encoding(packed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1 MB of gzip makes 1 GB."""
     monkeypatch.setattr("palimpsest.retrieval.search_client.RemoteSearch.reply_bytes", 2_000_000)
     zeros = b"0" * 1_000_000
     pack = zlib.compressobj(9, wbits=31 if packed == "gzip" else 15)
@@ -155,8 +154,10 @@ async def test_a_reply_is_read_up_to_a_limit_in_any_encoding(packed: str, monkey
 )
 @pytest.mark.parametrize("echo", ["t0k/en", r"t0k\/en", r"\u00740k/en", "t0k%2fen"])
 async def test_a_token_that_a_server_echoes_is_in_no_message(reply: tuple[int, str], echo: str) -> None:
-    said = (reply[0], reply[1].replace("ECHO", echo))
-    async with server(said) as (url, _), RemoteSearch(url, token="t0k/en", attempts=1) as client:
+    async with (
+        server((reply[0], reply[1].replace("ECHO", echo))) as (url, _),
+        RemoteSearch(url, token="t0k/en", attempts=1) as client,
+    ):
         with pytest.raises(SearchError) as caught:
             await client.search(["q"], 1)
     assert "0k" not in str(caught.value)
@@ -189,7 +190,6 @@ def test_a_token_that_no_header_can_contain_is_rejected(token: str) -> None:
 
 
 async def test_waiting_searches_share_a_request_and_a_rejected_one_fails_alone() -> None:
-    """The three searches that wait for the first share a request; it is rejected, then each is sent alone."""
     replies = (None, (400, "a query is too long"), (200, GOOD), (400, "too long"), (200, GOOD))
     held = asyncio.Event()
     async with (
@@ -208,7 +208,6 @@ async def test_waiting_searches_share_a_request_and_a_rejected_one_fails_alone()
 
 
 async def test_the_event_loop_is_not_blocked_by_a_stalling_server() -> None:
-    """The original calls a blocking client from a coroutine."""
     held = asyncio.Event()
     async with server(None, held=held) as (url, requests), RemoteSearch(url, attempts=2, timeout=30) as client:
         waiting = asyncio.create_task(client.search(["q"], 1))

@@ -11,7 +11,6 @@ import pytest
 
 from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
 from palimpsest.errors import JudgeError
-from palimpsest.metrics.memory_metrics import evidence_retention
 from palimpsest.reward.answer_match import FinalAnswerGrader
 from palimpsest.reward.grading import Reward, build_reward, graded
 from palimpsest.types import Grade, Outcome, Problem, Question, SpanReward, Trajectory
@@ -28,7 +27,7 @@ def grade(grader: Any, problem: Problem = PROBLEM, trajectory: Trajectory = EPIS
     return asyncio.run(graded(grader, problem, trajectory))
 
 
-def test_the_grade_is_the_mean_of_each_question_graded_as_a_problem_of_its_own() -> None:
+def test_the_grade_is_the_mean_over_questions_graded_as_separate_problems() -> None:
     reward = build_reward(RewardConfig(), base_codec())
     result = grade(reward)
     alone = [
@@ -49,7 +48,7 @@ def test_the_gold_of_one_question_is_no_answer_to_another() -> None:
     assert grade(build_reward(RewardConfig(name="sub_em"), base_codec()), trajectory=swapped).value == 0.0
 
 
-def test_an_episode_that_never_answered_is_worth_nothing_and_a_lost_one_has_no_grade() -> None:
+def test_an_episode_that_never_answered_is_zero_and_a_lost_one_is_ungraded() -> None:
     reward = build_reward(RewardConfig(), base_codec())
     assert grade(reward, trajectory=Trajectory("p", "g", 0, (), Outcome.EMPTY_CONTEXT)).value == 0.0
     lost = grade(reward, trajectory=Trajectory("p", "g", 0, (), Outcome.TIMED_OUT))
@@ -57,7 +56,7 @@ def test_an_episode_that_never_answered_is_worth_nothing_and_a_lost_one_has_no_g
 
 
 class HalfJudge:
-    """Down for the second question."""
+    """Fails on the second question."""
 
     async def value(self, question: str, golds: Sequence[str], answer: str, absent: bool = False) -> tuple[float, bool]:
         await asyncio.sleep(0)
@@ -69,12 +68,12 @@ class HalfJudge:
 
 
 def test_a_judge_that_fails_on_one_question_leaves_the_episode_ungraded() -> None:
-    said = replace(EPISODE, answers=("FINAL_ANSWER: Anna", "FINAL_ANSWER: Rome"))
-    result = grade(FinalAnswerGrader(FinalAnswerConfig(match="judge"), HalfJudge()), trajectory=said)
+    answered_both = replace(EPISODE, answers=("FINAL_ANSWER: Anna", "FINAL_ANSWER: Rome"))
+    result = grade(FinalAnswerGrader(FinalAnswerConfig(match="judge"), HalfJudge()), trajectory=answered_both)
     assert (result.value, result.reason) == (None, "question 2 of 2: judge: no reply")
 
 
-def test_a_layer_sees_each_question_and_what_it_gives_of_turns_is_averaged() -> None:
+def test_a_layer_gets_every_question_and_its_turn_rewards_are_averaged() -> None:
     def layer(problem: Problem, trajectory: Trajectory, below: Grade) -> Grade:
         assert not problem.questions
         worth = float(problem.question == "Who?")
@@ -85,7 +84,7 @@ def test_a_layer_sees_each_question_and_what_it_gives_of_turns_is_averaged() -> 
     assert sum(span.value for span in result.spans) == 0.5
 
 
-def test_an_error_of_a_grader_comes_out_once_all_questions_are_graded() -> None:
+def test_an_error_of_a_grader_is_raised() -> None:
     class Broken:
         def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
             raise ZeroDivisionError(problem.question)
@@ -94,7 +93,7 @@ def test_an_error_of_a_grader_comes_out_once_all_questions_are_graded() -> None:
         grade(Broken())
 
 
-def test_the_state_reward_looks_for_the_golds_of_every_question() -> None:
+def test_the_state_reward_matches_the_golds_of_every_question() -> None:
     from palimpsest.memory.recall import RecallPolicy
 
     policy = RecallPolicy(prompts="short", chunk_size=64, question_tokens=40, memory_tokens=60, answer_tokens=20)
@@ -103,8 +102,3 @@ def test_the_state_reward_looks_for_the_golds_of_every_question() -> None:
     result = grade(build_reward(config, base_codec()), trajectory=trajectory)
     assert result.value == 0.5
     assert result.breakdown["state_update"] == pytest.approx(0.5 / 3)  # one of two golds, in one of three turns
-
-
-def test_a_memory_without_sentences_of_evidence_holds_the_golds_it_holds() -> None:
-    problem = replace(PROBLEM, metadata={"evidence": ["Anna\nAnna lives in Rome. She is old."]})
-    assert evidence_retention(problem, "It is Anna.") == 0.5

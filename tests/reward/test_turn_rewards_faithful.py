@@ -1,4 +1,4 @@
-"""The penalty on invented facts, worked by hand."""
+"""Penalty for unsupported sentences, worked by hand."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from palimpsest.text.template import user_turn
 from palimpsest.types import Completion, Grade, Outcome, Problem, StopReason, Trajectory, Turn
 
 QUESTION = "What is the color of Anna?"
-
-
 PROBLEM = Problem("p", QUESTION, ("x",))
 
 
@@ -34,14 +32,14 @@ def episode(codec: Any, *readings: tuple[str, str, str]) -> Trajectory:
 @pytest.mark.parametrize(
     ("response", "value"),
     [
-        (" Anna is blue.", 1.0),  # stands in the section
-        (" Boris has a cat.", 1.0),  # stands in the memory
-        (" Anna is red.", 0.5),  # invented
+        (" Anna is blue.", 1.0),  # in the section
+        (" Boris has a cat.", 1.0),  # in the memory
+        (" Anna is red.", 0.5),  # unsupported
         (" Anna is blue. Anna is red.", 0.75),
         ("", 1.0),  # nothing written, nothing invented
     ],
 )
-def test_invented_sentences_cost_their_share(response: str, value: float, tiny_codec: Any) -> None:
+def test_unsupported_sentences_cost_their_share(response: str, value: float, tiny_codec: Any) -> None:
     trajectory = episode(tiny_codec, (" Boris has a cat.", "- Anna is blue. Clara is in Rome.", response))
     grade = FaithfulLayer(tiny_codec, 0.5)(PROBLEM, trajectory, Grade(1.0, breakdown={"em": 1.0}))
     assert grade.value == pytest.approx(value)
@@ -49,27 +47,21 @@ def test_invented_sentences_cost_their_share(response: str, value: float, tiny_c
     assert grade.breakdown["em"] == 1.0
 
 
-def test_what_an_earlier_turn_invented_is_a_source_for_the_next_but_was_paid_for_once(tiny_codec: Any) -> None:
+def test_an_unsupported_sentence_costs_once(tiny_codec: Any) -> None:
     trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."), (" Anna is red.", "- B.", " Anna is red."))
     grade = FaithfulLayer(tiny_codec, 1.0)(PROBLEM, trajectory, Grade(1.0, breakdown={"em": 1.0}))
     assert grade.value == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("reward", "value"), [(-2.0, -2.0), (-0.5, -0.5), (0.0, 0.0), (2.0, 1.0)])
-def test_hallucination_never_raises_a_reward(reward: float, value: float, tiny_codec: Any) -> None:
+@pytest.mark.parametrize(
+    ("penalty", "reward", "value"),
+    [(0.5, -2.0, -2.0), (0.5, -0.5, -0.5), (0.5, 0.0, 0.0), (0.5, 2.0, 1.0), (3.0, 1.0, 0.0), (1.0, None, None)],
+)
+def test_the_penalty_takes_only_from_positive_rewards(
+    penalty: float, reward: float | None, value: float | None, tiny_codec: Any
+) -> None:
     trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."))
-    assert FaithfulLayer(tiny_codec, 0.5)(PROBLEM, trajectory, Grade(reward)).value == value
-
-
-def test_a_wrong_answer_is_not_worth_less_for_what_was_invented_and_nothing_falls_below_zero(tiny_codec: Any) -> None:
-    trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."))
-    for reward in (0.0, 1.0):
-        grade = FaithfulLayer(tiny_codec, 3.0)(PROBLEM, trajectory, Grade(reward, breakdown={"em": 1.0}))
-        assert grade.value == 0.0
-        assert grade.breakdown["outcome"] == reward
-
-
-def test_an_ungraded_episode_stays_ungraded(tiny_codec: Any) -> None:
-    trajectory = episode(tiny_codec, (" none", "- A.", " Anna is red."))
-    lost = Grade(None, reason="lost")
-    assert FaithfulLayer(tiny_codec, 1.0)(PROBLEM, trajectory, lost) == lost
+    below = Grade(reward, None if reward is not None else "lost", breakdown={} if reward is None else {"em": 1.0})
+    grade = FaithfulLayer(tiny_codec, penalty)(PROBLEM, trajectory, below)
+    assert grade.value == value
+    assert grade == below if reward is None else grade.breakdown["outcome"] == reward

@@ -27,9 +27,9 @@ SESSION = "3/train/5/0/p1/2"
 
 
 async def started(sampler: Any, policy: Any = None, problem: Problem = PROBLEM, **options: Any) -> Trajectory:
-    given: dict[str, Any] = {"key": (3, "train", 5, 0), "group_id": "g", "rollout": 2, **options}
+    values: dict[str, Any] = {"key": (3, "train", 5, 0), "group_id": "g", "rollout": 2, **options}
     policy = policy or TwoTurnPolicy()
-    return await play(problem, policy=policy, sampler=sampler, codec=CODEC, sampling=SamplingConfig(), **given)
+    return await play(problem, policy=policy, sampler=sampler, codec=CODEC, sampling=SamplingConfig(), **values)
 
 
 def episode(sampler: Any = None, policy: Any = None, problem: Problem = PROBLEM, **options: Any) -> Trajectory:
@@ -38,7 +38,7 @@ def episode(sampler: Any = None, policy: Any = None, problem: Problem = PROBLEM,
 
 def running(run: Callable[..., Any], **members: Any) -> MemoryPolicy:
     """A policy with this coroutine function as `run(problem, model)`."""
-    made: MemoryPolicy = type("Policy", (MemoryPolicy,), {"run": lambda _, *given: run(*given), **members})()
+    made: MemoryPolicy = type("Policy", (MemoryPolicy,), {"run": lambda _, *args: run(*args), **members})()
     return made
 
 
@@ -73,11 +73,6 @@ def test_turns_contain_prompt_completion_name_and_notes() -> None:
     assert trajectory.turns[1].prompt_ids == trajectory.turns[0].completion.token_ids
     assert [(event.kind, event.before_turn) for event in trajectory.events] == [("wrote", 1)]
     assert trajectory.outcome is Outcome.ANSWERED
-
-
-def test_the_seed_of_a_turn_is_keyed_by_run_step_problem_rollout_and_turn() -> None:
-    sampler = SeedSampler()
-    episode(sampler)
     seeds = [params.seed for _, params in sampler.calls]
     assert seeds == [derive_seed(3, "train", 5, 0, "p1", 2, turn) for turn in (0, 1)]
 
@@ -100,9 +95,6 @@ def test_requests_name_their_session_where_they_share_a_prefix(shares: bool, ses
     sampler = Sampler()
     episode(sampler, running(run, shares_prefixes=shares))
     assert sampler.sessions == sessions
-
-
-# ---- Failures ------------------------------------------------------------------------------------------------
 
 
 def test_a_sampler_that_keeps_failing_ends_the_episode_with_the_turns_so_far() -> None:
@@ -248,9 +240,6 @@ def test_the_reason_of_a_lost_episode_is_an_error_of_a_tool_only_without_another
     trajectory = make_episode(outcome=Outcome.SAMPLER_FAILED, events=(tool, lost))
     assert failure(trajectory) == "sampler_error: down"
     assert failure(replace(trajectory, events=(tool,))) == "tool_error: no tool"
-
-
-# ---- Streamed and recorded turns -----------------------------------------------------------------------------
 
 
 class Breaks(SeedSampler):

@@ -6,8 +6,6 @@ import asyncio
 import threading
 from typing import Any
 
-import pytest
-
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import SamplerError
 from palimpsest.memory.document_baselines import FullContextPolicy
@@ -25,9 +23,9 @@ PROBLEMS = [Problem("a", "yes? ", ("yes",)), Problem("b", "yes? ", ("yes",)), Pr
 
 
 def player(**options: Any) -> Player:
-    given: dict[str, Any] = {"policy": TwoTurnPolicy(), "sampler": SeedSampler(), "grader": YesGrader(), **options}
     codec: Any = LetterCodec()
-    return Player(group_size=8, codec=codec, sampling=SamplingConfig(), **given)
+    values = {"policy": TwoTurnPolicy(), "sampler": SeedSampler(), "grader": YesGrader(), **options}
+    return Player(group_size=8, codec=codec, sampling=SamplingConfig(), **values)
 
 
 def groups(**options: Any) -> list[Group]:
@@ -76,15 +74,6 @@ def test_a_failed_request_leaves_only_its_episode_ungraded() -> None:
     assert [(t.outcome, g.value) for t, g in lost] == [(Outcome.SAMPLER_FAILED, None)]
 
 
-def test_an_error_of_the_grader_ends_the_batch_as_itself() -> None:
-    class Faulty:
-        def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
-            raise ZeroDivisionError("judge")
-
-    with pytest.raises(ZeroDivisionError, match="judge"):
-        groups(grader=Faulty())
-
-
 class ShortForB(MemoryPolicy):
     """Problem b takes one call, the others take several."""
 
@@ -107,9 +96,6 @@ async def test_a_consumer_that_stops_early_leaves_no_episode_running() -> None:
     await arriving.aclose()
     assert index == 1
     assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-# ---- Preparation ---------------------------------------------------------------------------------------------
 
 
 class Preparing(MemoryPolicy):
@@ -168,9 +154,6 @@ def test_the_document_is_encoded_once_per_group(tiny_codec: Codec) -> None:
         (group,) = asyncio.run(played.batch([Problem("a", "Who?", ("x",), document)], key=(0,)))
         assert {t.outcome for t in group.trajectories} <= {Outcome.ANSWERED, Outcome.OUT_OF_CONTEXT}
         assert encoded.count(document) == 1
-
-
-# ---- Roles ---------------------------------------------------------------------------------------------------
 
 
 class Criticised(MemoryPolicy):

@@ -40,8 +40,8 @@ class Letters(MemoryPolicy):
                 return model.codec.encode(memory + text[at]) if at < len(text) else None
 
             prompt = model.codec.encode(memory + letter)
-            said = await model.generate(prompt, name="read", max_tokens=4, ahead=ahead)
-            written = model.codec.decode(said.token_ids)
+            completion = await model.generate(prompt, name="read", max_tokens=4, ahead=ahead)
+            written = model.codec.decode(completion.token_ids)
             memory = memory if written == "-" else written
             model.event("wrote", memory=memory)
         return Answered(memory)
@@ -74,8 +74,8 @@ class Marks:
 
 
 async def read(sampler: Any, speculation: Speculation | None, problem: Problem = PROBLEM, **options: Any) -> Trajectory:
-    given: dict[str, Any] = {"key": (0,), "group_id": "g", "rollout": 0, "speculation": speculation, **options}
-    return await play(problem, policy=Letters(), sampler=sampler, codec=CODEC, sampling=SamplingConfig(), **given)
+    values: dict[str, Any] = {"key": (0,), "group_id": "g", "rollout": 0, "speculation": speculation, **options}
+    return await play(problem, policy=Letters(), sampler=sampler, codec=CODEC, sampling=SamplingConfig(), **values)
 
 
 def episode(sampler: Any, reads: int | str = "off", *, speculation: Speculation | None = None, **options: Any) -> Any:
@@ -179,9 +179,6 @@ def test_the_setting(engine: str, training: bool, reads: Any) -> None:
     assert (speculation and speculation.reads) == reads
 
 
-# ---- With real weights ---------------------------------------------------------------------------------------
-
-
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "overwrite": ("memagent-quickstart", {"grounded": "verbatim"}),
     "overwrite, no rule": ("memagent-quickstart", {"grounded": "off"}),
@@ -240,8 +237,4 @@ def test_real_weights_give_the_same_tokens(engine: Engine, name: str, temperatur
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_thousand_episodes_give_the_same_tokens(engine: Engine, name: str, temperature: float) -> None:
-    """A sum that is rounded differently in another batch decides about one draw in 10,000 to 100,000.
-
-    Sequential reading in another batch size differs as much: 9 of 1,000 episodes of the worst policy.
-    """
     assert read_both_ways(engine, name, temperature, count=1000, chunks=12) <= (20 if temperature else 0)

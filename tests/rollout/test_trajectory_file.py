@@ -35,14 +35,8 @@ from palimpsest.types import (
 from support.groups import make_episode, make_turn, sample_groups
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-
-
 IDS = st.lists(st.integers(0, 2**31), max_size=6).map(tuple)
-
-
 NOTES = st.dictionaries(TEXT, st.one_of(st.integers(-(2**53), 2**53), TEXT, st.booleans()), max_size=3)
-
-
 VALUES = {
     "str": TEXT,
     "str | None": st.none() | TEXT,
@@ -54,8 +48,6 @@ VALUES = {
     "tuple[str, ...]": st.lists(TEXT, max_size=2).map(tuple),
     "Mapping[str, Any]": NOTES,
 }
-
-
 EVENTS = st.one_of(
     st.builds(Plain, TEXT.filter(lambda kind: kind not in KINDS), NOTES),
     *(st.builds(kind, **{one.name: VALUES[str(one.type)] for one in fields(kind)}) for kind in KINDS.values()),
@@ -182,14 +174,8 @@ def one_episode(trajectory: Trajectory) -> Group:
 def test_a_note_that_json_cannot_hold_is_written_as_text_and_named() -> None:
     detail = {"size": 10**20, "name": "half \ud800", "raw": b"\x00", "by": {3: "c"}, "share": math.nan, "seen": {2, 1}}
     row = json.loads(group_lines(one_episode(make_episode(events=(Event(Plain("tool", detail), 0),)))))
-    assert row["events"][0]["detail"] == {
-        "size": "100000000000000000000",
-        "name": "half \ufffd\ufffd\ufffd",
-        "raw": "b'\\x00'",
-        "by": {"3": "c"},
-        "share": "nan",
-        "seen": [1, 2],
-    }
+    texts = {"size": "1" + "0" * 20, "name": "half \ufffd\ufffd\ufffd", "raw": "b'\\x00'", "share": "nan"}
+    assert row["events"][0]["detail"] == {**texts, "by": {"3": "c"}, "seen": [1, 2]}
     assert row["as_text"] == [f"events.0.detail.{key}" for key in ("size", "name", "raw", "by.3", "share")]
 
 
@@ -212,10 +198,7 @@ def test_plain_lines_are_read_and_an_episode_without_a_grade_is_ungraded(tmp_pat
         ('{"format": 1}', "format 1 of a trajectory is not 2"),
         ('{"format": 2, "group_id": "g", "problem": {"id": "p"}}', "group 'g' is not a record"),
         ('{"format": 2}\n{"format": 2}', "group None is not a record"),
-        (
-            '{"format": 2, "problem": {"id": "p", "question": "?", "answers": "Ann", "metadata": {}}}',
-            "answers must be a list, is 'Ann'",
-        ),
+        ('{"format": 2, "problem": {"id": "p", "question": "?", "answers": "Ann", "metadata": {}}}', "is 'Ann'"),
     ],
 )
 def test_a_file_without_records_is_rejected_with_its_name(tmp_path: Path, line: str | None, message: str) -> None:
@@ -260,9 +243,6 @@ def test_a_frame_above_the_size_limit_is_rejected_before_it_is_decompressed(
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 32 << 20
-
-
-# ---- Frames --------------------------------------------------------------------------------------------------
 
 
 CONTENTS = st.lists(st.binary(max_size=200) | st.binary(min_size=1, max_size=4).map(lambda part: part * 80_000))

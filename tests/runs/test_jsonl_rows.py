@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -184,3 +186,12 @@ def test_steps_that_were_never_recorded_are_not_missing(tmp_path: Path) -> None:
     _, warnings = train(tmp_path, small_config(max_steps=6, record_steps=3), resume=True)
     _, again = train(tmp_path, small_config(max_steps=8, record_steps=1), resume=True)
     assert not [line for line in (*warnings, *again) if "missing" in line]
+
+
+def test_a_row_that_cannot_be_written_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
+        append_row(tmp_path / "metrics.jsonl", {"step": 1})

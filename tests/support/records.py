@@ -16,6 +16,14 @@ import zstandard
 from palimpsest.data.assemble import Corpus
 from palimpsest.data.record import Record
 
+HOTPOT_ROW: dict[str, Any] = {
+    "_id": "q0",
+    "question": "What colour is the house?",
+    "answer": "red",
+    "supporting_facts": [["House", 0]],
+    "context": [["House", ["The house is red. ", "It is old."]], ["Tree", ["The tree is tall."]]],
+}
+"""A question over two titled paragraphs in HotpotQA's official layout."""
 PACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
 
 

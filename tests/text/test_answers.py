@@ -19,7 +19,6 @@ from palimpsest.text.answers import (
     published_box,
     stated_answer,
 )
-from palimpsest.text.reply_tags import spoken
 
 
 def pairs(table: Mapping[Any, Sequence[str]]) -> list[tuple[str, Any]]:
@@ -34,13 +33,18 @@ BOXES: dict[str | None, list[str]] = {
         r"\boxed{Paris}, put in a \boxed as asked",
         "\\boxed{Paris\nmore talk",
         r"\boxed{Paris}}}}",
+        *(r"\boxed{\boxed{\boxed{Paris}}}", r"\boxed{Rome \boxed{Paris}"),
     ],
-    "b": [r"\boxed{a} then \fbox{b}"],
+    "b": [r"\boxed{a} then \fbox{b}", r"\boxed{\boxed{a}} \boxed{b}"],
+    "{Paris} or Rome": [r"\boxed{\boxed{Paris} or Rome}"],  # an inner box belongs to the outer one
+    r"\text{{Paris}}": [r"\boxed{\text{\boxed{Paris}}}"],
+    "b {c}": [r"\boxed{a} \boxed{b \boxed{c}}"],
     r"\text{New {York}}": [r"\boxed{\text{New {York}}}"],
     "5": [r"$\boxed{5}$, so 5.", r"$\boxed 5$ apples"],
     r"\$5": [r"$\boxed \$5$ each"],
     "": [r"\boxed{Paris} and then \boxed{}"],
     "a {b}": [r"\boxed{a {b}"],
+    "{a} b": [r"} \boxed{{a} b}"],
     "two\nlines": ["\\boxed{two\nlines}"],
     None: [r"boxed{Paris}", r"\boxed", ""],
 }
@@ -53,14 +57,9 @@ def test_the_last_box_is_read_by_its_braces(text: str, box: str | None) -> None:
 
 STATED: dict[str | None, list[str]] = {
     "Paris": [
-        "The answer is Paris.",
-        "the answer is: **Paris**.\nThat is in France.",
-        "The answer is Rome. No, the answer is Paris",
-        'the answer is "Paris".',
-        "The answer is ***Paris***",
-        "The final answer is Paris.",
-        "THE RIGHT ANSWER IS: Paris",
-        "The answer is:\n\nParis\nThat is in France.",
+        *("The answer is Paris.", "the answer is: **Paris**.\nThat is in France.", "The answer is ***Paris***"),
+        *("The answer is Rome. No, the answer is Paris", 'the answer is "Paris".', "The final answer is Paris."),
+        *("THE RIGHT ANSWER IS: Paris", "The answer is:\n\nParis\nThat is in France."),
         "**The final answer is:**\n\n**Paris**",
     ],
     "U.S.A": ["THE ANSWER IS U.S.A."],
@@ -96,10 +95,6 @@ def test_a_box_precedes_a_statement(text: str, answer: str | None, rule: str | N
     assert (outcome and outcome.text, outcome and outcome.rule) == (answer, rule)
 
 
-def test_spoken_text_follows_the_last_end_of_thinking() -> None:
-    assert spoken("a</think>b</think>c") == "c"
-
-
 PUBLISHED: dict[str | None, list[str]] = {
     "paris": [r"\boxed{Paris}" + "x" * 287],  # 13 + 287 = 300 characters
     None: [r"\boxed{Paris}" + "x" * 288, r"\fbox{Paris}"],
@@ -120,8 +115,6 @@ def test_a_flood_takes_linear_time(flood: str) -> None:
     extract(text)
     published_box(text)
 
-
-# ---- final answers of search agents --------------------------------------------------------------------------
 
 FINAL: dict[str | None, list[str]] = {
     "Oslo": [
@@ -226,10 +219,3 @@ def test_written_json_is_read_back(values: dict[str, object], ascii_only: bool) 
     plain = {name: value for name, value in values.items() if value is not None and not isinstance(value, dict | list)}
     expected = {k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for k, v in plain.items()}
     assert named.answers == expected
-
-
-@settings(max_examples=50)
-@given(st.text())
-def test_any_text_is_read_without_an_error(text: str) -> None:
-    named_answers(final_answer(text), ["Q1"])
-    named_answers("{" + text, ["Q1"])

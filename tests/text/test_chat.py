@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from palimpsest.errors import ModelError
 from palimpsest.memory.parts.history import Exchange, History, Result
-from palimpsest.memory.parts.tool_agent import STANDARD
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.text.chat import chat_pieces, messages_of, native_style, neutral_codec, opening
 from palimpsest.text.codec import Codec
@@ -185,8 +184,6 @@ def test_a_model_without_a_chat_template_is_rejected(tiny_tokenizer: Any) -> Non
         chat_pieces(Codec(tokenizer))
 
 
-# ---- prompts with neutral role markers, and their messages ---------------------------------------------------
-
 MARKERS = [f"<|palimpsest:{name}|>" for name in ("system", "user", "assistant", "end")]
 hostile = st.lists(st.one_of(st.sampled_from([*MARKERS, "<|im_end|>", "<|im_start|>user\n"]), st.text(max_size=12)))
 
@@ -226,25 +223,11 @@ def test_roles_of_a_conversation_alternate_for_any_texts(codec: Codec, replies: 
     assert [message["content"] for message in messages] == expected
 
 
-def test_neutral_prompts_describe_tools_in_words(codec: Codec) -> None:
-    functions = '[{"type": "function", "function": {"name": "search", "description": "d", "parameters": {}}}]'
-    template = opening(codec, STANDARD.system, "{question}", ("question",), functions, "You have search(query).")
-    prompt = template.fill({"question": codec.encode("Who?")})
-    messages = messages_of([*prompt, *chat_pieces(codec).generation], codec)
-    assert "You have search(query)." in messages[0]["content"]
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "no message",
-        "<user>Who?<end>",
-        "<user>Who?<assistant>",
-        "<assistant>",
-        "before<user>Who?<end><assistant>",
-        "<user>Who?<end><assistant>I think",
-        "<user>a<user>b<end><assistant>",
+        *("", "no message", "<user>Who?<end>", "<user>Who?<assistant>", "<assistant>"),
+        *("before<user>Who?<end><assistant>", "<user>Who?<end><assistant>I think", "<user>a<user>b<end><assistant>"),
     ],
 )
 def test_ids_that_are_no_sequence_of_messages_are_rejected(codec: Codec, text: str) -> None:

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
-import palimpsest
 from palimpsest.errors import ModelError
 from palimpsest.text import codec as text_codec
 from palimpsest.text.codec import Codec, Remembered, cached_on_codec
@@ -201,21 +200,6 @@ def test_dropout_of_training_does_not_make_ids_random(tiny_model_folder: Path, t
     codec = load(changed(tiny_model_folder, tmp_path / "changed", model={**model, "dropout": 0.9}))
     text = "You are given a problem and a section of an article."
     assert codec.encode_trusted(text) == codec.encode(text) == load(tiny_model_folder).encode(text)
-
-
-def live(kind: type) -> int:
-    gc.collect()
-    return sum(isinstance(item, kind) for item in gc.get_objects())
-
-
-def test_repeated_evaluations_release_their_codecs(tiny_model_folder: Path) -> None:
-    options = {"chunk_size": 64, "memory_tokens": 8, "question_tokens": 64, "answer_tokens": 8}
-    counts = list[int]()
-    for number in range(6):
-        palimpsest.evaluate(tiny_model_folder, chunks=1, limit=1, overrides=options, quiet=True)
-        if number in (0, 2, 5):
-            counts.append(live(Codec))
-    assert counts == counts[:1] * 3
 
 
 def test_cached_results_are_bounded_and_released_with_the_codec(

@@ -140,7 +140,6 @@ def test_written_calls_are_read_back(style: CallStyle, data: st.DataObject) -> N
         ("glm", tagged("f<arg_key>a</arg_key>")),
         ("gemma4", '<|tool_call>call:f{a:<|"|>b}<tool_call|>'),
         ("gemma4", "<|tool_call>call:f{a:b}<tool_call|>"),
-        ("gemma4", "<|tool_call>call:f{a:1]<tool_call|>"),
         ("gemma4", "<|tool_call>call:f{a:1}"),
         ("gemma4", '<|tool_call>{"name": "f"}<tool_call|>'),
         ("gemma4", "<|tool_call>call:f{a:" + "[" * 20 + "]" * 20 + "}<tool_call|>"),
@@ -148,7 +147,6 @@ def test_written_calls_are_read_back(style: CallStyle, data: st.DataObject) -> N
         ("harmony", " to=functions.f<|channel|>commentary json<|end|>"),
         ("harmony", " to=functions.f<|message|>[1]<|call|>"),
         ("lfm2", "<|tool_call_start|>[f(a='b)]<|tool_call_end|>"),
-        ("lfm2", "<|tool_call_start|>[f(a='y's')]<|tool_call_end|>"),
         ("lfm2", "<|tool_call_start|>[f('b')]<|tool_call_end|>"),
         ("lfm2", "<|tool_call_start|>[f(a=__import__('os'))]<|tool_call_end|>"),
         ("lfm2", "<|tool_call_start|>[f(a=1, a=2)]<|tool_call_end|>"),
@@ -247,10 +245,8 @@ def arguments(text: str) -> str:
         (arguments("null"), "must be a JSON object, not null"),
         (arguments('{"a": 1, "a": 2}'), 'the key "a" stands there twice'),
         (arguments('{"a": NaN}'), "NaN is not JSON"),
-        (arguments('{"a": -Infinity}'), "-Infinity is not JSON"),
         (arguments('{"a": 1e999}'), 'the number "1e999" is too large'),
         (arguments('{"a": %s}' % ("9" * 9999)), "does not fit 64 bits"),
-        (arguments('{"topk": 18446744073709551616}'), '"18446744073709551616" does not fit 64 bits'),
         (arguments('{"a": "\\ud800"}'), "surrogate"),
         (arguments('{"a": "\n"}'), "invalid control character"),
         (arguments('{"a": %s}' % ("[" * 20 + "]" * 20)), "nested deeper than 16"),
@@ -329,9 +325,6 @@ def test_a_flood_of_calls_ends_in_one_malformed(style: CallStyle) -> None:
     assert result[-1].end == len(item) * 200
 
 
-# --- mutations ---------------------------------------------------------------------------------------------
-
-
 def original(draw: random.Random, style: CallStyle) -> str:
     values = [1, -2.5, True, None, "Oslo", 'a "quoted" \\ one', ["a1", "b2"], {"deep": [{"er": 1}]}, "\n\t", "é😀"]
     names = ["search", "prune_context", "x.y-z"]
@@ -405,36 +398,10 @@ def test_mutated_replies_neither_crash_nor_invent_a_call(style: CallStyle, monke
 
 MEGABYTE = 1 << 20
 UNITS = (
-    *(
-        "<tool_call>",
-        "</tool_call>",
-        "<",
-        "</",
-        "[TOOL_CALLS]",
-        "[",
-        "{",
-        '"',
-        "\\",
-        " ",
-        "a",
-        '{"a":',
-        "[{},",
-        "a(",
-        "a=",
-    ),
-    *(
-        "<|tool_call>call:a{",
-        "to=functions.a",
-        "<|message|>",
-        '<|"|>',
-        "'",
-        "\\'",
-        "<arg_key>a</arg_key>",
-        "</think",
-        ";",
-    ),
-    *("<parameter=a>", "<|tool_call_start|>[", "<tool_call></tool_call>", "[TOOL_CALLS]a", '{"name":{}},'),
-    "<tool_call>{</tool_call>",
+    *("<tool_call>", "</tool_call>", "<", "</", "[TOOL_CALLS]", "[", "{", '"', "\\", " ", "a", '{"a":', "[{},", "a("),
+    *("a=", "<|tool_call>call:a{", "to=functions.a", "<|message|>", '<|"|>', "'", "\\'", "<arg_key>a</arg_key>"),
+    *("</think", ";", "<parameter=a>", "<|tool_call_start|>[", "<tool_call></tool_call>", "[TOOL_CALLS]a"),
+    *('{"name":{}},', "<tool_call>{</tool_call>"),
 )
 HEADS = (
     *("", "<tool_call>", "[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_CALLS]f[ARGS]", '{"name": "', '{"name": ['),

@@ -43,7 +43,6 @@ def sifted(reply: str, *sources: str, rule: GroundedRule = VERBATIM, cut_off: bo
         (" Omar sells tea. Anna eats tea. Anna eats figs.", " Omar sells tea. Anna eats figs."),
         (" Omar sells tea. Omar sells tea.", " Omar sells tea. Omar sells tea."),
         ("- Anna eats figs.\n- Omar eats figs.\n", "- Anna eats figs."),
-        (" It is 9.5 km to Rome.", " It is 9.5 km to Rome."),
         (" It is 9 km to Rome.", ""),
         ("", ""),
         (" \n ", ""),
@@ -67,7 +66,7 @@ def test_a_unit_may_come_from_any_source_but_not_from_two() -> None:
         ("item", "- Anna\nruns.\n- Omar sells tea.", "\n- Omar sells tea."),
     ],
 )
-def test_a_unit_stays_or_is_dropped_as_a_whole(unit: Any, reply: str, left: str) -> None:
+def test_a_unit_stays_or_is_dropped_completely(unit: Any, reply: str, left: str) -> None:
     assert sifted(reply, SECTION, rule=GroundedRule("verbatim", unit)) == left
 
 
@@ -93,36 +92,22 @@ MODES = tuple(map(GroundedRule, ("verbatim", "close")))
     ("source", "cut"),
     [
         ("The rate is 1.5 percent.", "The rate is 1."),
-        ("The rate is 1.5 percent.", "5 percent."),
         ("It costs $1.50 in Rome.", "It costs $1."),
-        ("It costs $1.50 in Rome.", "It costs $"),
         ("The town has 1,200 people.", "The town has 1"),
-        ("In Oslo 1,200 people live there.", "200 people live there."),
         ("In Oslo 1 200 people live there.", "200 people live there."),
         ("Then -5 degrees were measured.", "5 degrees were measured."),
-        ("Then −5 degrees were measured.", "5 degrees were measured."),
-        ("Anna paid 12.75 there.", "Anna paid 12."),
-        ("Anna left at 10:30.", "Anna left at 10."),
-        ("Anna left on 2010-05-12.", "Anna left on 2010."),
         ("Anna left on 12/5/2010.", "Anna left on 12/5."),
-        ("Anna left on 12 May 2010.", "Anna left on 12."),
         ("Anna left on 12 May 2010.", "Anna left on 12 May."),
         ("Anna left on May 12, 2010.", "Anna left on May 12."),
-        ("It lasted 1914-1918.", "It lasted 1914."),
         ("The 1914–1918 war was lost.", "1918 war was lost."),
-        ("It sold 1e5 units.", "It sold 1."),
         ("It sold 10⁶ units.", "It sold 10."),
         ("It takes 3/4 of it.", "It takes 3."),
-        ("It is 9.5 km to Rome.", "It is 9.5."),
         ("It is 9.5 km/h in Rome.", "It is 9.5 km."),
         ("It costs 5 million in Rome.", "It costs 5."),
-        ("The share is 5% there.", "The share is 5."),
         ("Then 528 per cent was paid.", "Then 528."),
         ("It is 5 km per hour there.", "It is 5 km."),
         ("It is 9 m/s there.", "It is 9 m."),
         ("It was 44°C in Rome.", "It was 44°."),
-        ("It was 44 °C in Rome.", "It was 44."),
-        ("Anna left at 4 pm for Rome.", "Anna left at 4."),
         ("Anna left at 4:54 p.m. for Rome.", "Anna left at 4:54."),
         ("It costs 5₩ in Rome.", "It costs 5."),
         ("السعر هو ١٫٥ هنا.", "السعر هو ١."),
@@ -140,7 +125,6 @@ def test_a_unit_that_cuts_a_number_is_dropped(source: str, cut: str, rule: Groun
     ("source", "unit"),
     [
         ("He left in 1990. Anna ran.", "He left in 1990."),
-        ("He left in 1990, Anna ran.", "He left in 1990"),
         ("He left in 1990 (aged 12).", "He left in 1990"),
         ("It ended in March.\n\n1966 was dry.", "It ended in March."),
         ("Anna is 9.\n- 5 cats ran.", "Anna is 9."),
@@ -250,8 +234,8 @@ def test_a_rejected_reply_leaves_the_memory_unchanged(policy: Any, tiny_codec: A
     ("rule", "reply", "events"),
     [
         ("off", " Lea runs.", False),
-        ("verbatim", " What is the color of the sky?", True),
-    ],  # the question is not a source
+        ("verbatim", " What is the color of the sky?", True),  # the question is not a source
+    ],
 )
 def test_an_unsupported_memory_is_an_event_under_the_rule(rule: Any, reply: str, events: bool, tiny_codec: Any) -> None:
     model = play(OverwritePolicy(**SMALL, grounded=rule), tiny_codec, reply)
@@ -271,9 +255,6 @@ def test_the_text_between_tags_is_sifted_and_the_event_contains_the_memory(tiny_
 def test_a_reply_that_is_the_memory_cannot_be_grounded() -> None:
     with pytest.raises(ConfigError, match=r"grounded='verbatim': with policy\.options\.next_memory=reply"):
         RecallPolicy(grounded="verbatim", next_memory="reply")
-
-
-# ---- Agents with tools ---------------------------------------------------------------------------------------
 
 
 def test_a_prune_with_an_unsupported_memory_is_rejected_and_one_that_quotes_is_done() -> None:

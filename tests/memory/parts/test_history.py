@@ -49,7 +49,6 @@ def left(codec: Codec, one: Exchange | None) -> str:
     ],
 )  # fmt: skip
 def test_a_deleted_call_leaves_the_others_as_they_were(style: CallStyle, reply: str, gone: str, expected: str) -> None:
-    """C9.6: the tokens of the call are removed; no rendering of it is searched in the text."""
     codec = family_codec(STYLES[style])
     key = "parameters" if style == "llama3" else "arguments"
     for letter in "ABC":
@@ -61,7 +60,6 @@ def test_a_deleted_call_leaves_the_others_as_they_were(style: CallStyle, reply: 
 
 
 def test_an_edge_inside_a_token_moves_to_where_the_cut_leaves_the_same_text() -> None:
-    """The first call begins at a token `{"`, the others amid a token ` {"`."""
     codec = family_codec("llama3")
     assert [codec.decode([i]) for i in codec.encode('"}}; {"')] == ['"}}', ";", ' {"']
     calls = [f'{{"name": "search", "parameters": {{"query": "{letter}"}}}}' for letter in "ABC"]
@@ -91,7 +89,6 @@ def test_characters_of_several_tokens_around_a_call_survive(name: str) -> None:
 
 
 def test_a_tokenizer_that_falls_back_to_bytes_loses_the_call_that_is_deleted() -> None:
-    """Three tokens of "😀" say more characters than all four, so prefixes do not grow with their tokens."""
     codec = family_codec("spm")
     smile = codec.encode("😀")[-4:]
     assert [len(codec.decode(smile[:count])) for count in range(5)] == [0, 1, 2, 3, 1]
@@ -117,7 +114,6 @@ def test_deleting_many_calls_decodes_few_tokens_twice() -> None:
 
 
 def test_two_equal_exchanges_are_distinguished_by_their_ids() -> None:
-    """C9.7: the original deletes the first equal message."""
     codec = base_codec()
     made = History(chat_pieces(codec), (1, 2))
     same = [exchange(codec, search("a"), "hermes", prefix) for prefix in ("x", "y")]
@@ -127,14 +123,10 @@ def test_two_equal_exchanges_are_distinguished_by_their_ids() -> None:
 
 
 def test_an_id_that_is_part_of_others_deletes_only_itself() -> None:
-    """C9.5: "1" occurs in the text and in the ids of all the other results."""
     codec = base_codec()
     results = tuple(Result(name, tuple(codec.encode(f"1 {name} 11")), (0, 0)) for name in ("1", "11", "a1", "1a"))
     made = History(chat_pieces(codec), ()).append(Exchange((5, 2), results))
     assert made.without({"1"}, codec).result_ids() == ["11", "a1", "1a"]
-
-
-# --- random histories --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -210,7 +202,6 @@ def test_deletions_remove_exactly_the_named_results(case: Case) -> None:
 
 
 def test_a_reply_in_which_a_control_token_ends_a_sentence_is_not_cut() -> None:
-    """Positions in its text are not positions in its ids: only the result is removed."""
     codec = base_codec()
     stop = codec.stop_ids[-1]
     reply = (*codec.encode(search("a")), stop, *codec.encode(search("b")), stop)

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.config.schema import PolicyConfig, SamplingConfig
-from palimpsest.memory.policy_check import ScriptedModel
 from palimpsest.memory.registry import build_policy
 from palimpsest.rollout.episode import Recorder
 from palimpsest.text.codec import Codec
@@ -132,9 +131,6 @@ def test_a_baseline_names_the_document_it_shows(name: str) -> None:
     assert trajectory.turns[0].piece("document") == tuple(codec.encode(HOSTILE[:300]))
 
 
-# ---- Agents with tools ---------------------------------------------------------------------------------------
-
-
 def tool_policy(name: str, **options: Any) -> Any:
     return build_policy(PolicyConfig(name=name, options={**SMALL, "call_style": "hermes", **options}))
 
@@ -177,22 +173,10 @@ def test_results_dropped_by_the_window_are_no_pieces() -> None:
 
 def test_a_summary_is_a_piece_and_its_request_shows_the_results() -> None:
     policy = tool_policy("summary", context_tokens=200, turn_tokens=80, summary_tokens=40)
-    replies: list[Any] = [
-        search("Alice"),
-        search("Bob"),
-        lambda text: " Alice drinks tea." if "Update" in text else search("Emma"),
-    ]
-    trajectory, script = played(policy, replies)
+    last = lambda text: " Alice drinks tea." if "Update" in text else search("Emma")  # noqa: E731
+    trajectory, script = played(policy, [search("Alice"), search("Bob"), last])
     request = next(turn for turn in trajectory.turns if turn.name == "summarise")
     after = trajectory.turns[request.step + 1]
     assert results(request)
     assert not results(after)
     assert after.piece("summary") == tuple(script.codec.strip_stop(request.completion.token_ids))
-
-
-def test_a_scripted_model_records_prompts_as_plain_ids() -> None:
-    codec = base_codec()
-    model = ScriptedModel(codec, lambda prompt, limit: [1], 4000)
-    policy = build_policy(PolicyConfig(name="overwrite", options={**READING, "prompts": "short"}))
-    asyncio.run(model.play(policy, Problem("p", "Who?", ("x",), "Anna is blue.")))
-    assert all(type(prompt) is tuple for prompt in model.prompts)
