@@ -18,7 +18,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "tests")]
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("", "src", "tests")]
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--skip", type=float, default=1 / 3, help="share of the samples left out of the slope")
     parser.add_argument("--out", type=Path, default=Path("soak"), help="folder for the figures")
     options = parser.parse_args()
-    from long_runs.soak import run  # after `--help`: it imports torch
+    from benchmarks.long_runs.soak import run  # after `--help`: it imports torch
 
     run(options)
 

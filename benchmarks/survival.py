@@ -26,7 +26,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("src", "tests")]
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("", "src", "tests")]
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="KIND:NUMBER", help="repeat one trial, and say what came of it")
     parser.add_argument("--out", type=Path, default=Path("survival.json"))
     options = parser.parse_args()
-    from long_runs.survival import run  # after `--help`: it imports torch
+    from benchmarks.long_runs.survival import run  # after `--help`: it imports torch
 
     run(options)
 

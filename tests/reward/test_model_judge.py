@@ -31,7 +31,8 @@ from palimpsest.reward.model_judge import (
 )
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 from support.clock import leap, overdue
-from support.judge_server import Reply, Server, Speak, case_of, completion, honest, judge_server, verdict
+from support.endpoint_server import Server
+from support.judge_server import Reply, Speak, case_of, completion, honest, judge_server, verdict
 
 T = TypeVar("T")
 QUESTION, GOLDS = "Where was Grieg born?", ("Bergen",)

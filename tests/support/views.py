@@ -15,9 +15,9 @@ from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Questio
 from palimpsest.viewer.analysis.token_words import Spelling, TokenWords
 from palimpsest.viewer.screens.group_screen import Opened
 from support.agents import base_codec, played, prune, search, world
-from support.groups import CODEC as LETTERS
-from support.groups import reading_turn
+from support.groups import CODEC, reading_turn
 
+LETTERS = CODEC
 LINES = ("Bob has a cat.", "Alice drinks tea.", "It is cold.", "Alice owns cats.")
 DOCUMENT = "".join(f"{line}\n" for line in LINES)
 EVIDENCE = {"evidence": [LINES[1]]}

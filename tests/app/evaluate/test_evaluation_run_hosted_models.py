@@ -160,8 +160,8 @@ def saved(recipe: str, folder: Path) -> Path:
         row = json.dumps(DATA[recipe])
         (folder / name).write_text(row if name.endswith("l") else f"[{row}]")
         return folder
-    row = {"answer": "Rome", "supporting_facts": [], "context": [["T", ["x"]]]}
-    rows = [row | {"_id": str(n), "question": f"Where is {n}?"} for n in range(2)]
+    paragraph = {"answer": "Rome", "supporting_facts": [], "context": [["T", ["x"]]]}
+    rows = [paragraph | {"_id": str(n), "question": f"Where is {n}?"} for n in range(2)]
     (folder / "questions.json").write_text(json.dumps(rows))
     make_objectives([folder / "questions.json"], (2,), out=folder / "made")
     (folder / "made" / name).rename(folder / name)

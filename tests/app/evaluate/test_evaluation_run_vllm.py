@@ -30,9 +30,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
         yield model_and_url
 
 
-def test_a_killed_ruler_hqa_resumes(
-    real_data: Path, served: tuple[Path, str], palimpsest: Run, tmp_path: Path
-) -> None:
+def test_a_killed_ruler_hqa_resumes(real_data: Path, served: tuple[Path, str], palimpsest: Run, tmp_path: Path) -> None:
     """64 questions among 50 documents of HotpotQA, sampled as the protocol says."""
     model, url = served
     contexts = Contexts((50,), splits=read_splits(f"eval={PROBLEMS}"))
