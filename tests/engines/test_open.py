@@ -16,7 +16,7 @@ from palimpsest.engines.embedded import compute, engine
 from palimpsest.engines.open import check_engine, open_engine, using
 from palimpsest.engines.protocol import Engine, Learner, Objective, StepBatch
 from palimpsest.engines.vllm import server_process
-from palimpsest.errors import ConfigError
+from palimpsest.errors import CheckpointError, ConfigError
 from palimpsest.files import hashes
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import Completion, SamplingParams, StopReason
@@ -208,6 +208,12 @@ def test_an_object_that_is_no_engine_is_rejected(custom: str, name: str, options
     config = RunConfig.model_validate({"engine": {"name": name, "options": options}})
     with pytest.raises(ConfigError, match=message):
         open_engine(config, objective=None)
+
+
+def test_loading_a_missing_checkpoint_is_a_checkpoint_error(tiny_model_folder: Path, tmp_path: Path) -> None:
+    config = load_recipe("memagent-quickstart", [f"model.path={tiny_model_folder}"])
+    with pytest.raises(CheckpointError):
+        with_engine(config, "policy", lambda opened: learner_of(opened).load(tmp_path))
 
 
 def no_vllm(*_: object) -> None:

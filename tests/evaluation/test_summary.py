@@ -58,3 +58,4 @@ def test_figures_by_document_length_agree_with_counting_by_hand() -> None:
     assert (short.length, short.accuracy.mean, short.tokens_per_document) == (4, 0.5, 30.0)
     assert (long.length, long.accuracy.mean, long.problems, long.graded) == (16, 1.0, 2, 1)
     assert summary.accuracy.mean == pytest.approx(2 / 3)
+    assert summary.answer_chars == 12  # of \boxed{Rome}, \boxed{Oslo}, \boxed{Rome}

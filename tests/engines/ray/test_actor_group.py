@@ -319,6 +319,7 @@ def test_a_cluster_too_small_for_a_run_is_an_error_at_once(
     [
         (["cluster.gpus_per_learner=1", "cluster.learners=3"], 3),
         (["cluster.gpus_per_learner=1", "cluster.gpus_per_sampler=1", "cluster.samplers=2"], 3),
+        (["cluster.gpus_per_sampler=1", "cluster.samplers=3", "cluster.gpus_per_learner=0"], 3),
         (["cluster.learners=3"], 3),
         ([COLOCATED, *FRACTIONS, "cluster.samplers=3"], 3),
     ],

@@ -5,7 +5,7 @@ recipe under its place there; what is not published has the command that makes i
 
 Guaranteed: a file appears only complete; a failed or too slow download leaves nothing; a web page and an empty file are
 rejected, and a file of the hub whose SHA-256 the server announces differently. For files of the hub, huggingface_hub
-resumes after a broken connection, uses a login (`hf auth login`), and downloads from the mirror in `HF_ENDPOINT`.
+resumes after a broken connection, uses a login (`hf auth login`), and downloads from the mirror in HF_ENDPOINT.
 Not covered: resuming in a later call; resuming a file outside the hub; SHA-256 of published files, which nobody states.
 """
 

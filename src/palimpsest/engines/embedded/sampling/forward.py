@@ -248,10 +248,8 @@ class _Product:
     def __init__(self, weight: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> None:
         weight, self._bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         self.packed = packs_weights(dtype, weight.numel())
-        if self.packed:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        else:
-            self._weight = weight.t().contiguous()
+        reorder = torch.ops.mkldnn._reorder_linear_weight
+        self._weight = reorder(weight.contiguous()) if self.packed else weight.t().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
         """[N, out] from [N, in], in the weights' dtype."""
