@@ -34,7 +34,7 @@ from typing import Any
 
 from palimpsest.app.config_resolution import QUICKSTART, Resume, on_embedded, resumable
 from palimpsest.app.evaluate.evaluator import Evaluator, measure_memory
-from palimpsest.app.python_calls import blocking, suitable_progress
+from palimpsest.app.python_calls import blocking, finish, suitable_progress
 from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart
 from palimpsest.app.quickstart.quickstart_results import Results, publish, results_of
 from palimpsest.app.train.run_handle import Run
@@ -326,7 +326,7 @@ def _work(say: Say, command: str, out: str, name: str, *shard: str) -> None:
         train_baseline(config, Path(out), name, say)
     else:
         model, index, count = shard
-        asyncio.run(Shard(config, Path(out), name, model, int(index), int(count)).play(say))
+        finish(lambda: Shard(config, Path(out), name, model, int(index), int(count)).play(say))
 
 
 # ---- Work of a process ---------------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ def train_baseline(config: RunConfig, out: Path, name: str, say: Say) -> None:
     """Train a baseline to the end, resuming its run."""
     own, path = baseline_config(config, name), out / "rivals" / name
     with open_run(path, own, resume=True, on_warning=say) as folder:
-        finished = asyncio.run(train_in_folder(folder, own, open_setup(own, folder.path)))
+        finished = finish(lambda: train_in_folder(folder, own, open_setup(own, folder.path)))
     if finished.interrupted:
         raise RunError(f"{path}: interrupted after step {finished.step}; resume its quickstart")
 
