@@ -35,14 +35,14 @@ def test_every_recipe_builds_its_policies_and_its_grader(name: str) -> None:
     check_reward(config.reward)
 
 
-def grid(method: str, *overrides: str, seed: int = 0) -> Grid:
+def grid(method: str, *overrides: str, seed: int | None = None) -> Grid:
     return Grid(resolve_quickstart(method, overrides, seed=seed).config)
 
 
 @pytest.mark.parametrize("name", sorted(quickstarts()))
 def test_every_player_of_a_method_has_a_label(name: str) -> None:
     plan = grid(name, seed=3)
-    assert plan.config.seed == 3
+    assert (plan.config.seed, grid(name, "seed=3").config.seed, grid(name).config.seed) == (3, 3, 0)
     assert list(plan.config.evaluation.labels) == list(plan.players)
     assert plan.config.evaluation.note
 

@@ -194,7 +194,7 @@ def resolve_quickstart(
         request = RunRequest(None, overrides, seed, None, run, QUICKSTART)
     else:
         check_quickstart(method or METHOD)
-        request = RunRequest(quickstarts()[method or METHOD], overrides, seed or 0, folder, resume, QUICKSTART)
+        request = RunRequest(quickstarts()[method or METHOD], overrides, seed, folder, resume, QUICKSTART)
     resolved = resolve_run(request)
     _check(resolved.config)
     return resolved
