@@ -42,9 +42,9 @@ $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet $(EDITABLE) '.[docs]'
 	@touch $@
 
-quickstart: install                  ## train, evaluate, report: about 7 minutes on two cores
+quickstart: install                  ## train, evaluate, report: 7 to 10 minutes on two cores
 	@echo "trains an agent (360 steps), evaluates it on documents up to 1,024 times as long, writes runs/quickstart/report.html"
-	@echo "about 7 minutes on two cores; Ctrl-C stops after the step, $(BIN)/palimpsest quickstart --resume runs/quickstart continues it"
+	@echo "7 to 10 minutes on two cores; Ctrl-C stops after the step, $(BIN)/palimpsest quickstart --resume runs/quickstart continues it"
 	$(BIN)/palimpsest quickstart memagent --out runs/quickstart
 
 test: install-dev lint               ## lint, types, fast tests

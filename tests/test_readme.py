@@ -1,4 +1,4 @@
-"""The README's commands, to the end: the quickstart among them, about 7 minutes on two cores."""
+"""The README's commands, to the end: the quickstart among them, 7 to 10 minutes on two cores."""
 
 from __future__ import annotations
 
