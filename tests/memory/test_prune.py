@@ -89,7 +89,7 @@ def test_a_rejected_last_prune_leaves_prompt_and_history_consistent() -> None:
     [
         ({"memory": "m", "delete_ids": []}, "delete_ids is empty: name at least one id"),
         ({"memory": "m", "delete_ids": "{A}"}, 'delete_ids="{A}" is a string: give an array'),
-        ({"memory": "m", "delete_ids": ["{A}", "{A}"]}, 'delete_ids: "{A}" stands there twice'),
+        ({"memory": "m", "delete_ids": ["{A}", "{A}"]}, 'delete_ids: "{A}" occurs twice'),
         ({"memory": "m", "delete_ids": ["{A}", "zz"]}, 'delete_ids: "zz" is no id in sight; there is {A}'),
         ({"memory": "m", "delete_ids": [7]}, "delete_ids[0]=7 is an integer: give a string"),
         ({"memory": " ", "delete_ids": ["{A}"]}, "memory is empty: write down what must be remembered"),

@@ -206,9 +206,12 @@ TOKENIZERS: dict[str, tuple[Change, str]] = {
     "a template of gigabytes": (write("chat_template.jinja", "{{ 'a' * 10**11 }}"), "chat template"),
     "a template that floods": (write("chat_template.jinja", "{{ 'a' * 10**7 }}"), "writes more than"),
     "an empty template": (write("chat_template.jinja", ""), "its chat template is empty"),
-    "a template without messages": (write("chat_template.jinja", "hello"), "shows a user message not as it stands"),
-    "a template that rewrites": (write("chat_template.jinja", SHOUTING), "shows a user message not as it stands"),
-    "a template that escapes": (write("chat_template.jinja", SHOUTING.replace("upper", "e")), "not as it stands"),
+    "a template without messages": (write("chat_template.jinja", "hello"), "shows a user message with changes"),
+    "a template that rewrites": (write("chat_template.jinja", SHOUTING), "shows a user message with changes"),
+    "a template that escapes": (
+        write("chat_template.jinja", SHOUTING.replace("upper", "e")),
+        "with changes, or not at all",
+    ),
     "a template that repeats": (
         write("chat_template.jinja", SHOUTING.replace("|upper", "*2")),
         "a user message 2 times",

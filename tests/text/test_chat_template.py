@@ -130,7 +130,7 @@ def test_the_token_after_a_reply_in_the_template_ends_a_turn(template: str, end:
 
 
 def test_a_template_that_drops_the_message_is_rejected(folder: Path) -> None:
-    with pytest.raises(ModelError, match="shows a user message not as it stands"):
+    with pytest.raises(ModelError, match="shows a user message with changes"):
         loaded(folder, "{{ messages[0]['role'] }}")
 
 

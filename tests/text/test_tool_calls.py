@@ -243,7 +243,7 @@ def arguments(text: str) -> str:
         ('{"name": "%s", "arguments": {}}' % ("n" * 129), "129 characters, at most 128"),
         (arguments('"{}"'), "must be a JSON object, not a string"),
         (arguments("null"), "must be a JSON object, not null"),
-        (arguments('{"a": 1, "a": 2}'), 'the key "a" stands there twice'),
+        (arguments('{"a": 1, "a": 2}'), 'the key "a" occurs twice'),
         (arguments('{"a": NaN}'), "NaN is not JSON"),
         (arguments('{"a": 1e999}'), 'the number "1e999" is too large'),
         (arguments('{"a": %s}' % ("9" * 9999)), "does not fit 64 bits"),

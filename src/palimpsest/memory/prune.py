@@ -203,6 +203,6 @@ def prune_fault(arguments: Mapping[str, Any], in_sight: list[str]) -> str | None
             there = f"there is {', '.join(in_sight[:20])}" if in_sight else "there is none yet"
             return f'delete_ids: "{one[:40]}" is no id in sight; {there}'
         if one in visited:
-            return f'delete_ids: "{one}" stands there twice'
+            return f'delete_ids: "{one}" occurs twice'
         visited.add(one)
     return None

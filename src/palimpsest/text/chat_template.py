@@ -113,6 +113,6 @@ def _probed(template: str, variables: str, special: str) -> frozenset[str] | str
     if any("MemoryError" in (error or "") for error in answer["errors"]):
         return f"takes more than {chat_template_probe.MEMORY >> 20} MiB"
     if answer["shown"][0] != 1:
-        times = f"{answer['shown'][0]} times" if answer["shown"][0] else "not as it stands, or not at all"
+        times = f"{answer['shown'][0]} times" if answer["shown"][0] else "with changes, or not at all"
         return f"shows a user message {times}"
     return frozenset(answer["names"])

@@ -188,7 +188,7 @@ def loaded(piece: str, *, wide: bool = False) -> Any:
 
     >>> loaded('{"a": 1, "a": 2}')
     Traceback (most recent call last):
-    palimpsest.text.json_text.Unreadable: the key "a" stands there twice
+    palimpsest.text.json_text.Unreadable: the key "a" occurs twice
     """
     try:
         value = json.loads(
@@ -212,7 +212,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         keys: set[str] = set()
         twice = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
-        raise Unreadable(f"the key {shown(twice)} stands there twice", bounded=True)
+        raise Unreadable(f"the key {shown(twice)} occurs twice", bounded=True)
     return made
 
 

@@ -218,7 +218,7 @@ def test_eventqa_reads_the_text_for_every_question(tiny_model_folder: Path, tmp_
     (summary,) = evaluation.summaries
     assert (summary.cell.set, summary.problems, summary.clusters) == ("eventqa_65536", 2, 1)
     read = [body for body in server.asked if "Ann was there" in json.dumps(body)]
-    assert len(read) == 2, "each question reads the text anew"
+    assert len(read) == 2, "each question reads the text again"
 
 
 def test_babilong_is_read_as_its_authors_publish_it(tiny_model_folder: Path, tmp_path: Path) -> None:
