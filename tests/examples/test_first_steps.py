@@ -64,15 +64,6 @@ print("stopped", 2 <= run.steps < 500, run.finished, run.checkpoint.is_dir())
 """
 
 
-@pytest.mark.slow
-def test_interrupting_a_cell_finishes_the_step_and_saves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
-) -> None:
-    code = INTERRUPTED.format(tests=str(ROOT / "tests"), model=str(tiny_model_folder))
-    (cell,) = executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), tmp_path, monkeypatch)
-    assert "stopped True False True" in shown(cell)
-
-
 AWAITED = """
 import asyncio, sys
 sys.path.insert(0, {tests!r})
@@ -92,9 +83,16 @@ print("awaited", run.finished, ticks > 0)
 
 
 @pytest.mark.slow
-def test_async_calls_run_in_the_notebooks_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        pytest.param(INTERRUPTED, "stopped True False True", id="an interrupted cell finishes its step and saves"),
+        pytest.param(AWAITED, "awaited True True", id="async calls run in the notebook's loop"),
+    ],
+)
+def test_training_in_a_cell(
+    code: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_folder: Path
 ) -> None:
-    code = AWAITED.format(tests=str(ROOT / "tests"), model=str(tiny_model_folder))
-    (cell,) = executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), tmp_path, monkeypatch)
-    assert "awaited True True" in shown(cell)
+    source = code.format(tests=str(ROOT / "tests"), model=str(tiny_model_folder))
+    (cell,) = executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), tmp_path, monkeypatch)
+    assert printed in shown(cell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,14 +18,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(find_spec("ray") is None, reas
 SHARED = ("cluster.placement=colocated", "cluster.gpus_per_learner=0.6", "cluster.gpus_per_sampler=0.4")
 DIFFERING = {"crc32", "policy/physical_tokens", "policy/reuse", "learner/idle_share", "learner/padding_share"}
 TOLERANCE = 1e-3
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[ClusterRun]:
-    made = ClusterRun(tmp_path / "ray")
-    yield made
-    for process in made.processes():
-        process.kill()
 
 
 def test_a_learner_and_a_sampler_on_one_gpu_learn_what_one_process_learns(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,6 @@ from support.vllm_wire import reply, wire
 pytest.importorskip("ray", reason="needs the extra ray")
 
 from palimpsest.engines.ray.ray_runtime import open_sockets
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[ClusterRun]:
-    made = ClusterRun(tmp_path / "run")
-    yield made
-    for process in made.processes():
-        process.kill()
 
 
 def test_a_run_on_ray_learns_as_one_process_and_leaves_nothing(
