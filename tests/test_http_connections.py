@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from palimpsest.http_connections import Connections
-from palimpsest.http_services import Unanswered
+from palimpsest.http_services import BadReply, Unanswered
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"
@@ -86,3 +86,25 @@ async def test_a_request_whose_reply_began_is_sent_once() -> None:
             await requests(connections, state, 2)
         assert (state.opened, state.requests) == (1, 2)
         await connections.close()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"Authorization: Bearer sk-SECRET\r\n\r\n",
+        b"HTTP/1.1 sk-SECRET x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nsk-SECRET\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: sk-SECRET\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nsk-SECRET\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: sk-SECRET\r\nContent-Length: 2\r\n\r\nok",
+        bytes(range(33, 127)) * 60 + b"\r\n\r\n",
+    ],
+)
+async def test_an_error_of_a_malformed_reply_is_short_and_has_no_token(reply: bytes) -> None:
+    async with service(lambda number: reply) as state:
+        connections = Connections(token="sk-SECRET")
+        with pytest.raises((Unanswered, BadReply)) as failed:
+            await connections.ask("POST", state.url, {"a": 1}, limit=100, timeout_s=60)
+        await connections.close()
+    assert "secret" not in str(failed.value).lower()
+    assert 0 < len(str(failed.value)) <= 300

@@ -37,6 +37,7 @@ from palimpsest.http_services import (
     RetryableError,
     ServiceDown,
     Unanswered,
+    redacted,
     retry_after,
 )
 from palimpsest.seeding import Key, keyed_random
@@ -63,6 +64,7 @@ class Connections:
         """`proxies_for`: the service's address, reached through the environment's proxies unless it is on this machine;
         `socket`: a Unix socket that replaces every address."""
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._token = token
         self._socket = socket
         self._proxies = proxies_for is not None and urlsplit(proxies_for).hostname not in _LOOPBACK
         self._session: aiohttp.ClientSession | None = None
@@ -85,7 +87,8 @@ class Connections:
             async with until:
                 return await self._answered(self._session, method, url, encoded(body), limit)
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is one
-            raise Unanswered(f"no answer within {timeout_s or 0:g} s" if until.expired() else _line(error)) from None
+            line = _line(redacted(str(error), self._token)) or type(error).__name__
+            raise Unanswered(f"no answer within {timeout_s or 0:g} s" if until.expired() else line) from None
 
     async def _answered(
         self, session: aiohttp.ClientSession, method: str, url: str, sent: bytes | None, limit: int
@@ -157,8 +160,8 @@ def encoded(body: Mapping[str, Any] | bytes | None) -> bytes | None:
     return body if body is None or isinstance(body, bytes) else orjson.dumps(body)
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _line(text: str) -> str:
+    return f"{' '.join(text.split()):.300}"
 
 
 async def _read(answer: aiohttp.ClientResponse, limit: int) -> HttpReply:
@@ -181,7 +184,7 @@ def _decompressed(raw: bytes, encoding: str, limit: int, *, ok: bool) -> bytes:
     if encoding == "identity":
         return raw
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise BadReply(f"the reply has the unexpected encoding {encoding!r:.40}")
+        raise BadReply("the reply has an unexpected encoding: use identity, gzip or deflate")
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: a header of gzip or of zlib
     try:
         body = inflate.decompress(raw, limit + 1)

@@ -33,9 +33,9 @@ NOTES: Mapping[str, str] = {
     "the model sometimes solves (easier or harder data), a larger train.group_size, or a reward with more values",
     "no_signal": "step {step}: for {steps} steps no group had different rewards, so training has no effect; the "
     "problems are too hard or too easy, or the reward is constant",
-    "few_groups_with_signal": "step {step}: {groups} of {wanted} groups have a signal after {refills} refills; "
+    "few_groups_with_signal": "step {step}: in {groups} of {wanted} groups rewards differ (refills: {refills}); "
     "training on those (reported once, events.jsonl has every such step)",
-    "no_group_with_signal": "step {step}: 0 of {wanted} groups have a signal after {refills} refills: {reason} "
+    "no_group_with_signal": "step {step}: in 0 of {wanted} groups rewards differ (refills: {refills}): {reason} "
     "(reported once, events.jsonl has every such step)",
     "documents_cut": "step {step}: {episodes} episodes omitted a part of their document, which exceeds "
     "policy.options.max_chunks or the window (reported once; episode/documents_cut counts them)",

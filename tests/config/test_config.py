@@ -133,6 +133,9 @@ def test_values_are_read_as_yaml(override: str, expected: object) -> None:
         (r'model.path="a\0b"', r"model\.path: 'a\\x00b' contains a NUL character"),
         (r'roles={"a\0b": {}}', r"roles: 'a\\x00b' contains a NUL character"),
         ('roles={"\\ud800": {}}', r"roles: .* contains half a character"),
+        ("policy.options.day=2026-01-01", "policy.options.day: a date can't be stored"),
+        ("policy.options.names=!!set {a}", "policy.options.names: a set can't be stored"),
+        ("policy.options.map={1: 2}", "policy.options.map.1=1: names there must be text"),
     ],
 )
 def test_values_that_a_file_cannot_contain_are_rejected(override: str, message: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from palimpsest.config.schema import CreditConfig
-from palimpsest.events import EmptyMemoryKept, Event
+from palimpsest.events import EmptyMemoryKept, Event, MemoryWritten
 from palimpsest.metrics.memory_metrics import evidence_position, evidence_retention, memory_metrics, unsupported
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.training.step_metrics import group_metrics
@@ -65,6 +65,11 @@ def test_evidence_retention_is_of_the_final_memory_and_unknown_without_evidence(
     both = group(*turns, evidence=["Ann lives in Rome.", "Bo has a cat."])
     assert measured(both)["evidence_retention"] == 0.5
     assert measured(group(*turns))["evidence_retention"] is None
+
+
+def test_evidence_is_lost_where_no_turn_changed_the_memory() -> None:
+    kept = Event(MemoryWritten((), "none", changed=False), 1)
+    assert measured(group(read(0, "", "", ""), events=(kept,), evidence=["It rains."]))["evidence_retention"] == 0
 
 
 @pytest.mark.parametrize(

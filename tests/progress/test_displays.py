@@ -152,3 +152,22 @@ def test_a_notebook_updates_one_output(clock: Clock, monkeypatch: pytest.MonkeyP
     assert done == ["0/4", "2/4", "4/4", "4/4"]  # at most every 0.2 s, but start and end
     assert '<progress value="100.00" max="100">' in bundles[-1]["text/html"]
     assert "&lt;episodes&gt;" in bundles[-1]["text/html"]
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def isatty(self) -> bool:
+        return False
+
+
+def test_a_reader_that_left_ends_neither_messages_nor_lines(clock: Clock) -> None:
+    display = Terminal(Gone())
+    display.message("before")
+    with display.stages(PLAN) as staged:
+        steps = staged.steps(4)
+        for step in range(1, 5):
+            steps.log(step, {}, {})
+        steps.message("within")
+        steps.close()

@@ -61,6 +61,15 @@ async def test_hits_come_back_and_the_token_is_sent() -> None:
     assert json.loads(request.partition(b"\r\n\r\n")[2]) == {"queries": ["q"], "topk": 3, "return_scores": True}
 
 
+async def test_hits_are_at_most_as_many_as_wanted_and_their_scores_finite() -> None:
+    many = json.dumps({"result": [[{"document": {"id": str(n)}, "score": 2.5} for n in range(9)]]})
+    async with server((200, many)) as (url, _), RemoteSearch(url) as client:
+        assert [[hit.document["id"] for hit in hits] for hits in await client.search(["q"], 3)] == [["0", "1", "2"]]
+    async with server((200, GOOD.replace("2.5", '"nan"'))) as (url, _), RemoteSearch(url) as client:
+        with pytest.raises(SearchError, match="not finite"):
+            await client.search(["q"], 3)
+
+
 async def test_a_busy_failing_or_stalling_server_gets_another_request() -> None:
     replies = ((503, "full"), (500, "oops"), (429, "slow down"), None, (200, GOOD))
     async with server(*replies) as (url, requests), RemoteSearch(url, pause=0.01, timeout=30) as client:

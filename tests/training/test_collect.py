@@ -48,7 +48,7 @@ def test_dynamic_sampling_refills_from_the_next_round_and_trains_on_full_batches
 
 def test_refills_are_bounded_and_missing_groups_are_reported(tmp_path: Path, messages: list[str]) -> None:
     trainer, _ = train(tmp_path / "run", REFILLS, grader=ConstantGrader())
-    assert "0 of 2 groups have a signal after 2 refills: each group has equal rewards" in messages[0]
+    assert "in 0 of 2 groups rewards differ (refills: 2): each group has equal rewards" in messages[0]
     assert "training on those" not in messages[0]
     event = next(row for row in read_rows(tmp_path / "run" / "events.jsonl") if row["kind"] == "refills_used_up")
     assert (event["kept"], event["wanted"], event["played"]) == (0, 2, 6)

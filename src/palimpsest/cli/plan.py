@@ -98,9 +98,17 @@ def _hardware(gpus: int | None, nodes: int, gpu: str | None, *, here: bool) -> H
     return Hardware(named_device(gpu or "h100"), gpus, nodes)
 
 
+_LABELS = {"per_machine": "devices per machine"}
+
+
 def show_plan(shown: dict[str, Any]) -> None:
     """Print a plan's JSON as text: a key per line, an override per line."""
+    billed = {"gpu_hours", "dollars_per_gpu_hour", "cost"} if shown.get("device") == "cpu" else set[str]()
     for name, value in shown.items():
+        if name in billed:
+            continue
+        if name == "days" and value < 1:
+            name, value = "minutes", value * 24 * 60
         for entry in value if isinstance(value, list) else [value]:
             if isinstance(entry, dict) and "key" in entry:
                 after = f" ({entry['seconds_per_step']:,.0f} s per step)" if "seconds_per_step" in entry else ""
@@ -108,7 +116,7 @@ def show_plan(shown: dict[str, Any]) -> None:
             if name == "cost":
                 entry = f"{_text(entry)} US dollars"
             if entry != "":
-                typer.echo(f"{name.replace('_', ' '):16s} {printable(_text(entry))}")
+                typer.echo(f"{_LABELS.get(name, name.replace('_', ' ')):16s} {printable(_text(entry))}")
 
 
 def _text(value: Any) -> str:

@@ -126,7 +126,7 @@ def _show(done: Quickstart, *, json: bool) -> None:
     stdout().print(table("", columns, [*rows, *tokens]))
     for note in results.fewer:
         Terminal().message(note)
-    time_taken = f"{results.wall_s / 60:.1f} minutes"
+    time_taken = f"{results.wall_s / 60:.1f} minutes in this call"
     if (copied := results.copied()) is not None:
         name, (before, after) = copied
         time_taken = f"{name}: {percent(before)}% before, {percent(after)}% after; {time_taken}"

@@ -123,10 +123,12 @@ def _size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
 
 def refuse_unwritable(value: Any, key: str, source: str) -> None:
     """Raise ConfigError for values that a run's files, a path or a variable can't store: a number beyond 64 bits,
-    invalid Unicode, a NUL character."""
+    invalid Unicode, a NUL character, a date or set, a name that is no text."""
     where = f"{source}: {key}" if key else source
     if isinstance(value, Mapping):
         for name, inner in value.items():
+            if not isinstance(name, str):
+                raise ConfigError("names there must be text", key=f"{key}.{name}" if key else str(name), value=name)
             refuse_unwritable(name, key, source)
             refuse_unwritable(inner, f"{key}.{name}" if key else str(name), source)
     elif isinstance(value, list | tuple):
@@ -141,6 +143,8 @@ def refuse_unwritable(value: Any, key: str, source: str) -> None:
             value.encode()
         except UnicodeEncodeError:
             raise ConfigError(f"{where}: {value!a:.60} contains half a character, which no file can store") from None
+    elif not isinstance(value, str | int | float | None):
+        raise ConfigError(f"{where}: a {type(value).__name__} can't be stored; quote it, or use a list")
 
 
 def first_line(error: yaml.YAMLError) -> str:

@@ -13,7 +13,7 @@ on only one side.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -306,13 +306,11 @@ AGENT = "agent"
 """Player of an evaluation with one policy."""
 
 
-def as_one_agent(samples: Iterable[Sample]) -> list[Sample]:
-    """`samples` with `AGENT` as their only policy, so that two evaluations share cells; unchanged for several
-    policies."""
-    rows = list(samples)
-    if len({row.player for row in rows if not row.baseline}) > 1:
-        return rows
-    return [row if row.baseline else replace(row, player=AGENT) for row in rows]
+def as_one_agent(sides: Sequence[Side]) -> list[Side]:
+    """The sides, with `AGENT` as the policy if each has one, so that they share cells; otherwise unchanged."""
+    if any(len({sample.player for sample in side.samples}) > 1 for side in sides):
+        return list(sides)
+    return [replace(side, samples=tuple(replace(row, player=AGENT) for row in side.samples)) for side in sides]
 
 
 def cell_at_length(sample: Sample) -> Cell:

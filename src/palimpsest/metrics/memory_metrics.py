@@ -52,7 +52,7 @@ def memory_metrics(group: Group, texts: GroupTexts) -> dict[str, float | None]:
         "truncated": mean(float(reading.turn.completion.stop_reason is StopReason.LENGTH) for reading in reads),
         "overwrite_rate": mean(changed_share(a.ids, b.ids) for episode in memories for a, b in pairwise(episode)),
         "evidence_retention": mean(
-            evidence_retention(group.problem, episode[-1].text) for episode in memories if episode
+            evidence_retention(group.problem, episode[-1].memory_after.text) for episode in episodes if episode
         ),
         "copy_fidelity": copy_fidelity(reads),
         "dropped_share": dropped_share(reads),

@@ -56,6 +56,13 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+class _Console(Console):
+    """A broken pipe is an error of the display, which ends no run; Rich's console would exit."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class _WordsColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         return Text(_words(task), no_wrap=True, overflow="ellipsis")
@@ -109,7 +116,7 @@ class Display(ABC):
         if self._bars is not None:
             return False
         columns = (BarColumn(bar_width=16), TaskProgressColumn(), _WordsColumn())
-        console = Console(file=self._stream or sys.stderr)
+        console = _Console(file=self._stream or sys.stderr)
         self._bars = Bars(*columns, console=console, refresh_per_second=4, get_time=time.monotonic)
         self._plan = iter(stages)
         self.open(self._bars)
@@ -188,7 +195,7 @@ class Terminal(Display):
             bars.start()
 
     def message(self, text: str) -> None:
-        console = self._bars.console if self._bars is not None else Console(file=self._stream or sys.stderr)
+        console = self._bars.console if self._bars is not None else _Console(file=self._stream or sys.stderr)
         console.print(_escaped(text), markup=False, highlight=False, soft_wrap=True)
 
     def show(self, task: Task, event: Event) -> None:
@@ -217,7 +224,7 @@ class Terminal(Display):
 
     def _write(self, task: Task) -> None:
         self._moved = time.monotonic()
-        print(f"[{int(task.percentage):3}%] {_words(task)}", file=self._stream or sys.stderr, flush=True)
+        self.message(f"[{int(task.percentage):3}%] {_words(task)}")
 
 
 # ---- Notebook ------------------------------------------------------------------------------------------------

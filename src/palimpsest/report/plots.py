@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +81,7 @@ def reward_figure(
 def accuracy_figure(curves: Lines, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
     """Accuracy against size, logarithmic for multiples, with 95% bands and a mark at the largest training size."""
     figure, axes = figure_and_axes()
-    for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
+    for label, points, color, marker in _styled(curves):
         x = [p.size for p in points]
         axes.fill_between(x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0)
         axes.plot(
@@ -98,7 +98,7 @@ def accuracy_figure(curves: Lines, *, training_length: int, words: AxisWords = D
 def tokens_figure(curves: Lines, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
     """Tokens processed per episode against its size, both logarithmic for multiples; dotted: exact proportion."""
     figure, axes = figure_and_axes()
-    for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
+    for label, points, color, marker in _styled(curves):
         x, y = [p.size for p in points if p.mean > 0], [p.mean for p in points if p.mean > 0]
         axes.plot(x, y, color=color, marker=marker, markersize=6, linewidth=2, label=_label(label))
     if not words.multiples:
@@ -167,6 +167,13 @@ def _shade_lengths(axes: Axes, lengths: Sequence[int], words: AxisWords) -> None
         )
         axes.text((left + right) / 2, 1.025, text, ha="center", va="center", fontsize=8, color=_FAINT)
         start = index
+
+
+def _styled(curves: Lines) -> Iterator[tuple[str, Sequence[Point], str, str]]:
+    """(Label, points, colour, marker) of the lines with points; the style depends on the place among all lines."""
+    for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
+        if points:
+            yield label, points, color, marker
 
 
 def _length_axis(axes: Axes, curves: Lines, training_length: int, words: AxisWords) -> None:

@@ -12,6 +12,7 @@ Not covered: use from several event loops.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from types import TracebackType
 from typing import Any
 
@@ -58,7 +59,11 @@ class RemoteSearch(JsonClient):
 
     async def _ask(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         def read(answer: Any) -> list[list[Hit]]:
-            found = [[Hit(dict(hit["document"]), float(hit["score"])) for hit in hits] for hits in answer["result"]]
+            found = [
+                [Hit(dict(hit["document"]), float(hit["score"])) for hit in hits[:topk]] for hits in answer["result"]
+            ]
+            if not all(isfinite(hit.score) for hits in found for hit in hits):
+                raise SearchError(f"{self.url}: a score is not finite")
             if len(found) != len(queries):
                 raise SearchError(f"{self.url}: {len(found)} results for {len(queries)} queries")
             return found

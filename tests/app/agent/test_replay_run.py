@@ -39,6 +39,7 @@ SHORT = {"policy.options.prompts": "short"}
 EVERY_SECOND = "support.rewards:every_second"
 TAGGED = {**BUDGETS, "reply_tokens": 64}
 STEP_7 = Path("RUN/trajectories/step-000007.jsonl.zst")
+AFTER = Path("evaluations") / "after" / "shard-1-of-2"
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +264,7 @@ def test_a_replay_is_a_record_of_two_and_the_same_replay_the_same_file(run: Path
         ("RUN#/r/q/s/7/e/3/2/t/5", {}, EpisodeRef(STEP_7, 3, 2, 5)),
         ("RUN#/r/q/s/7/e/3/2/t/5?sort=reward", {"turn": 1}, EpisodeRef(STEP_7, 3, 2, 1)),
         ("RUN", {"step": 7, "group": 0, "rollout": 1}, EpisodeRef(STEP_7, 0, 1)),
+        ("RUN#/r/q/s/after.shard-1-of-2/e/3/0/t/5", {}, EpisodeRef(Path("RUN") / AFTER / EPISODES, 3, 0, 5)),
         ("EVAL#/e/3/2/t/5", {}, EpisodeRef(Path("EVAL") / EPISODES, 3, 2, 5)),
         ("EVAL#/r/eval/s/all/e/3/2", {}, EpisodeRef(Path("EVAL") / EPISODES, 3, 2)),
     ],
@@ -272,8 +274,9 @@ def test_an_episode_is_located_by_a_path_a_link_or_options(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN" / "trajectories").mkdir(parents=True)
-    (tmp_path / "EVAL").mkdir()
-    (tmp_path / "EVAL" / EPISODES).touch()
+    for folder in (Path("EVAL"), Path("RUN") / AFTER):
+        folder.mkdir(parents=True)
+        (folder / EPISODES).touch()
     assert locate_episode(episode, **options) == location
 
 

@@ -153,6 +153,8 @@ def test_two_policies_are_compared_on_the_same_cells_and_several_of_one_side_by_
     assert [cell.player for cell in apart.cells] == ["overwrite", "recall"]
     assert apart.pairings["two"].problems == 24
     assert not apart.pairings["two"].flips
+    mixed = palimpsest.compare(swept[0], other)
+    assert (mixed.pairings["recall"].problems, len(mixed.pairings["recall"].flips)) == (12, 0)
 
 
 def test_only_the_last_request_counts(

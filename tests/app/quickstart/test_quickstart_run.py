@@ -38,6 +38,9 @@ def work(say, what, file):
         raise KeyError("a bug")
     elif what == "die":
         os._exit(7)
+    elif what == "leave":
+        say(1)
+        raise SystemExit(0)
     else:
         time.sleep(60)
 
@@ -83,6 +86,7 @@ def test_a_process_reports_turns_and_messages_in_order(tmp_path: Path) -> None:
     [
         ("reject", "^key=value: set another$", ""),
         ("die", "exit code 7: run again with --resume$", ""),
+        ("leave", "exit code 0: run again with --resume$", ""),
         ("break", "exit code 1: run again with --resume$", "KeyError: 'a bug'"),
     ],
 )

@@ -31,7 +31,16 @@ from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.data.sources.file_source import build_source
 from palimpsest.errors import ConfigError, DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES, read_episodes
-from palimpsest.evaluation.sample_log import IDENTITY, SAMPLES, SUMMARY, Cell, read_identity, read_object, read_samples
+from palimpsest.evaluation.sample_log import (
+    IDENTITY,
+    SAMPLES,
+    SUMMARY,
+    Cell,
+    logs_below,
+    read_identity,
+    read_object,
+    read_samples,
+)
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import build_policy
 from palimpsest.provenance import WHOLE, same_weights, weights_fingerprint
@@ -47,7 +56,7 @@ from palimpsest.viewer.records.record_index import checked
 
 
 _LINK = re.compile(
-    r"(?:/r/[^/]+)?(?:/s/(?P<step>\d{1,9}|all))?"
+    r"(?:/r/[^/]+)?(?:/s/(?P<step>\d{1,9}|[a-z_][\w.-]{0,200}))?"
     r"/e/(?P<group>\d{1,9})/(?P<rollout>\d{1,9})(?:/t/(?P<turn>\d{1,9})(?!\d).*)?"
 )
 _SHORT = re.compile(r"(?P<group>\d{1,9})/(?P<rollout>\d{1,9})")
@@ -116,8 +125,10 @@ def locate_episode(
 def _file(path: Path, step: int | str | None) -> Path:
     if not path.is_dir():
         return path
+    if log := logs_below(path, EPISODES).get(str(step)):
+        return log
     if (path / TRAJECTORIES).is_dir():
-        if step in (None, "all"):
+        if step is None or not str(step).isdigit():
             raise ConfigError(f"{path}: a run has one record file per step; set --step, or pass the file")
         return path / TRAJECTORIES / f"{step_name(int(str(step)))}.jsonl.zst"
     if (path / EPISODES).is_file():

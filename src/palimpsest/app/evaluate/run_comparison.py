@@ -42,7 +42,7 @@ def read_sides(folders: Sequence[Folder]) -> list[Side]:
     """The sides, with distinct names. Raises RunError."""
     paths = [Path(folder) for folder in folders]
     names = short_names([str(path) for path in paths])
-    return [_side(path, name) for path, name in zip(paths, names, strict=True)]
+    return as_one_agent([_side(path, name) for path, name in zip(paths, names, strict=True)])
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
@@ -68,7 +68,7 @@ def _side(folder: Path, name: str) -> Side:
             else f"{folder}: no such folder; pass folders that palimpsest eval or quickstart wrote"
         )
     read = [read_log(log.parent) for log in logs]
-    samples = as_one_agent({sample.key: sample for log in read for sample in log.samples}.values())
+    samples = {sample.key: sample for log in read for sample in log.samples}.values()
     if not samples:
         raise RunError(f"{folder}: no episode in it has ended yet; run the same palimpsest eval again")
     return Side(

@@ -182,7 +182,7 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
     yield "seed", str(results.grid.config.seed)
     yield results.grid.axis.trained, results.grid.axis.sized(results.trained)
     yield "training", f"{len(results.rewards)} steps"
-    yield "time", f"{results.wall_s / 60:.1f} minutes, evaluation included"
+    yield "time of the last call", f"{results.wall_s / 60:.1f} minutes, evaluation included"
     if (copied := results.copied()) is not None:
         name, figures = copied
         before, after = ("–" if figure is None else f"{figure:.2f}" for figure in figures)
@@ -201,11 +201,11 @@ def _evaluation_plots(results: Results) -> list[dict[str, Any]]:
     accuracy, tokens = dict[str, list[Point]](), dict[str, list[Point]]()
     for name, row in results.cells.items():
         cells = [(results.grid.size(point), cell) for point, cell in sorted(row.items())]
-        if graded := [_accuracy(size, mean, cell) for size, cell in cells if (mean := cell.accuracy.mean) is not None]:
-            accuracy[results.label(name)] = graded
-        if not (words.reads and name == f"{results.grid.agent}_before"):  # it reads as much as the trained agent
-            costs = [(size, cell.tokens_per_document) for size, cell in cells]
-            tokens[results.label(name)] = [Point(size, cost, cost, cost) for size, cost in costs]
+        graded = [_accuracy(size, mean, cell) for size, cell in cells if (mean := cell.accuracy.mean) is not None]
+        accuracy[results.label(name)] = graded
+        same = words.reads and name == f"{results.grid.agent}_before"  # it reads as much as the trained agent
+        costs = [(size, cell.tokens_per_document) for size, cell in cells if not same]
+        tokens[results.label(name)] = [Point(size, cost, cost, cost) for size, cost in costs]
     caption = f"{words.accuracy_caption.format(trained=words.sized(results.trained))} {note}"
     image = accuracy_figure(accuracy, training_length=results.trained, words=words)
     figures = [{"name": "accuracy", "png": image, "caption": caption, "alt": f"accuracy against {words.alt}"}]

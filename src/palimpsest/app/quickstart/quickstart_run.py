@@ -267,9 +267,9 @@ Say = Callable[[int | str], None]
 
 
 async def run_process(words: Sequence[str], receive: Say, code: str = _MAIN) -> None:
-    """Run `code` with `words` in a process that writes a JSON number, text or {"error": text} per line.
+    """Run `code` with `words` in a process that writes a JSON number, text or {"error": text} per line, and true last.
 
-    Raises RunError if it fails.
+    Raises RunError if it fails, also if it ends with status 0 before its last line.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code, *words),
@@ -286,12 +286,16 @@ async def run_process(words: Sequence[str], receive: Say, code: str = _MAIN) -> 
         await output.read()  # to its end: only then asyncio closes the process's transport
         await process.wait()
 
+    done = False
     try:
         async for line in output:
             if isinstance(said := json.loads(line), dict):
                 raise RunError(said["error"])
-            receive(said)
-        if status := await process.wait():
+            if said is True:
+                done = True
+            else:
+                receive(said)
+        if (status := await process.wait()) or not done:
             raise RunError(f"a worker process ended with exit code {status}: run again with --resume")
     finally:
         with suppress(ProcessLookupError):
@@ -316,6 +320,7 @@ def main(call: Callable[..., None] | None = None) -> None:
 
     try:
         (call or _work)(say, *sys.argv[1:])
+        say(True)
     except PalimpsestError as error:
         say({"error": str(error)})
 
