@@ -118,6 +118,18 @@ def being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def deciding(error: BaseException) -> BaseException:
+    """Return the error that decides how a task ended: in an exception group a lost engine, otherwise the first error.
+
+    >>> deciding(ExceptionGroup("", [ValueError(1), ExceptionGroup("", [KeyError(2), EngineError(3)])]))
+    EngineError(3)
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    errors = [deciding(one) for one in error.exceptions]
+    return next((one for one in errors if isinstance(one, EngineError)), errors[0])
+
+
 async def closed_after(work: Awaitable[T], close: Callable[[], Awaitable[None]], what: str) -> T:
     """Do `work`, then close its resource, called `what` in messages.
 

@@ -244,6 +244,8 @@ class Completion:
     """Version for the last token; default: that of the first."""
     events: tuple[What, ...] = field(default=(), repr=False, compare=False)
     """Events that the sampler found; they become events of the episode."""
+    turn: int | None = field(default=None, compare=False)
+    """`Turn.step` of the turn it completes, set for the policy; None: outside an episode."""
 
     def __post_init__(self) -> None:
         if self.last_policy_version < 0:

@@ -22,7 +22,7 @@ from palimpsest.types import Grade, Problem, Trajectory
 from support.agents import base_codec, played
 
 ROOT = Path(__file__).parents[2]
-GATED, HEADS = "examples.gated:GatedPolicy", "examples.heads:HeadsPolicy"
+GATED, HEADS, NOTES = "examples.gated:GatedPolicy", "examples.heads:HeadsPolicy", "examples.notes:NotesPolicy"
 LINES = ("Bob has a cat.", "It is cold.", "Anna is blue.", "No one ran.")
 PROBLEM = Problem("p", "Who is blue?", ("Anna",), "".join(f"{line}\n" for line in LINES), {"evidence": [LINES[2]]})
 SIZES = {"chunk_boundary": "line", "question_tokens": 60, "memory_tokens": 40, "answer_tokens": 12}
@@ -38,7 +38,8 @@ def in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def policy(name: str, **options: Any) -> MemoryPolicy:
     line = max(len(base_codec().encode(f"{line}\n")) for line in LINES)
-    return build_policy(PolicyConfig(name=name, options={**SIZES, "chunk_size": line, **options}))
+    sizes = {} if name == NOTES else SIZES
+    return build_policy(PolicyConfig(name=name, options={**sizes, "chunk_size": line, **options}))
 
 
 def play(made: MemoryPolicy, *replies: str) -> Trajectory:
@@ -49,7 +50,7 @@ def details(trajectory: Trajectory, kind: str) -> list[dict[str, Any]]:
     return [dict(event.detail) for event in trajectory.events if event.kind == kind]
 
 
-@pytest.mark.parametrize("name", [GATED, HEADS])
+@pytest.mark.parametrize("name", [GATED, HEADS, NOTES])
 def test_the_check_passes(name: str, capsys: pytest.CaptureFixture[str], tiny_codec: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         app(["check", name, "chunk_size=64"])
@@ -57,6 +58,13 @@ def test_the_check_passes(name: str, capsys: pytest.CaptureFixture[str], tiny_co
     made = policy(name, chunk_size=20)
     findings = check_policy(made, tiny_codec, made.required_context(tiny_codec))  # without a token to spare
     assert [finding.message for finding in findings if not finding.passed] == []
+
+
+def test_notes_are_read_side_by_side_and_each_event_belongs_to_its_turn() -> None:
+    trajectory = play(policy(NOTES), "none", "Anna is blue.")
+    notes = [event for event in trajectory.events if event.kind == "noted"]
+    assert [turn.name for turn in trajectory.turns] == ["note"] * len(notes) + ["answer"]
+    assert [event.before_turn for event in notes] == list(range(1, len(notes) + 1))
 
 
 # ---- gates --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.types import Problem
+from support.agents import base_codec
 
 SMALL: dict[str, Any] = {"chunk_size": 20, "question_tokens": 60, "memory_tokens": 12, "answer_tokens": 8}
 
@@ -68,7 +71,7 @@ def test_a_policy_may_stop_early_if_declared_but_not_skip_text(
 
 
 def test_the_checker_passes_a_shipped_policy_and_names_the_faults_of_a_broken_one(tiny_codec: Any) -> None:
-    assert all(f.passed for f in check_policy(OverwritePolicy(**SMALL, prompts="short"), tiny_codec, 512))
+    assert [f for f in check_policy(OverwritePolicy(**SMALL, prompts="short"), tiny_codec, 512) if not f.passed] == []
     failed = {f.name for f in check_policy(Forgetful(), tiny_codec, 512) if not f.passed}
     assert {"budget", "determinism", "adversarial"} <= failed
 
@@ -79,3 +82,123 @@ def test_prompts_that_do_not_fit_the_window_are_a_finding_with_the_fix(tiny_code
     findings = {finding.name: finding for finding in check_policy(long, tiny_codec, 512)}
     assert (findings["options"].passed, findings["window"].passed) == (True, False)
     assert "shorten the texts" in findings["window"].message
+
+
+# ---- calls side by side, errors, questions, memories --------------------------------------------------------------
+
+
+class Plays(MemoryPolicy):
+    """Runs a function; declares what is given."""
+
+    def __init__(self, run: Callable[..., Any], **declared: bool) -> None:
+        self._run = run
+        for name, value in declared.items():
+            setattr(self, name, value)
+
+    async def run(self, problem: Problem, model: Any) -> Answered:
+        result: Answered = await self._run(problem, model)
+        return result
+
+
+def asking(model: Any, text: str, **notes: Any) -> Any:
+    return model.generate(model.codec.encode(text), name="look", max_tokens=8, **notes)
+
+
+async def at_once(problem: Problem, model: Any) -> Answered:
+    prompts = [model.codec.encode(f"{n}?") for n in range(4)]
+    for reply in await model.generate_all(prompts, name="look", max_tokens=8, notes=[{"at": n} for n in range(4)]):
+        model.event("looked", turn=reply.turn)
+    return Answered("x")
+
+
+async def in_chains(problem: Problem, model: Any) -> Answered:
+    async def chain(name: str) -> None:
+        for step in range(3):
+            await asking(model, f"{name} {step}?")
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in "abcd":
+            tasks.create_task(chain(name))
+    return Answered("x")
+
+
+async def with_unnamed_events(problem: Problem, model: Any) -> Answered:
+    async def look(n: int) -> None:
+        await asking(model, f"{n}?")
+        model.event("looked", n=n)
+
+    await asyncio.gather(*map(look, range(4)))
+    return Answered("x")
+
+
+async def one_answer(problem: Problem, model: Any) -> Answered:
+    await asking(model, problem.question)
+    return Answered("x")
+
+
+async def hides_errors(problem: Problem, model: Any) -> Answered:
+    for n in range(3):
+        try:
+            reply = await asking(model, f"{n}?")
+        except Exception:  # noqa: BLE001
+            reply = None
+    return Answered(str(reply.token_ids and n))
+
+
+async def falls_over(problem: Problem, model: Any) -> Answered:
+    try:
+        for n in range(3):
+            reply = await asking(model, f"{n}?")
+    except Exception as error:
+        raise KeyError("lost") from error
+    return Answered(str(reply.token_ids))
+
+
+async def with_a_memory(problem: Problem, model: Any) -> Answered:
+    await asking(model, f"{problem.question} {problem.memory}")
+    return Answered("x")
+
+
+async def by_text(problem: Problem, model: Any) -> Answered:
+    reply = await asking(model, problem.question)
+    await asking(model, model.codec.decode(model.codec.strip_stop(reply.token_ids)))
+    return Answered("x")
+
+
+async def by_ids(problem: Problem, model: Any) -> Answered:
+    reply = await asking(model, problem.question)
+    await model.generate(model.codec.strip_stop(reply.token_ids), name="look", max_tokens=8)
+    return Answered("x")
+
+
+async def by_a_role(problem: Problem, model: Any) -> Answered:
+    await asking(model, problem.question, role="reader")
+    return Answered("x")
+
+
+@pytest.mark.parametrize(
+    ("policy", "finding", "passed"),
+    [
+        (Plays(at_once), "order", True),
+        (Plays(in_chains), "order", False),
+        (Plays(with_unnamed_events), "order", False),
+        (Plays(one_answer), "order", None),
+        (Plays(one_answer), "several questions", None),
+        (Plays(one_answer, answers_questions=True), "several questions", False),
+        (Plays(at_once), "failing call", True),
+        (Plays(in_chains), "failing call", True),
+        (Plays(hides_errors), "failing call", True),
+        (Plays(falls_over), "failing call", False),
+        (Plays(one_answer), "memory", None),
+        (Plays(one_answer, takes_memory=True), "memory", False),
+        (Plays(with_a_memory, takes_memory=True), "memory", True),
+        (Plays(by_text), "sampled ids", False),
+        (Plays(by_ids), "sampled ids", True),
+        (Plays(by_ids), "roles", None),
+        (Plays(by_a_role), "roles", True),
+    ],
+    ids=lambda value: value._run.__name__ if isinstance(value, Plays) else str(value),
+)
+def test_a_finding_of_the_contract(policy: Plays, finding: str, passed: bool | None) -> None:
+    found = {one.name: one.passed for one in check_policy(policy, base_codec(), 4096)}
+    assert found.get(finding) is passed

@@ -150,9 +150,11 @@ class _Records:
             if episode is None:
                 workers -= 1
                 continue
-            self._record(episode)
+            try:
+                await asyncio.sleep(0)  # lets waiting requests run first
+            finally:
+                self._record(episode)
             room.release()
-            await asyncio.sleep(0)  # lets waiting requests run first
 
     def rest(self) -> None:
         while not self.ended.empty():

@@ -13,7 +13,7 @@ Its options are the parameters of its constructor (the fields of a dataclass), c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -59,10 +59,29 @@ class Model(Protocol):
         Raises PromptTooLong if prompt and budget exceed `max_context`: the episode ends as out_of_context.
         """
 
-    def event(self, what: What | str, /, **detail: Any) -> None:
+    async def generate_all(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        name: str,
+        max_tokens: int,
+        role: str | None = None,
+        notes: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Completion]:
+        """[len(prompts)] completions of independent prompts, sampled side by side; turns are recorded in their order.
+
+        `notes`: [len(prompts)] the notes of each turn, or none. `Completion.turn` is the turn's number, for `event` and
+        `MemoryWritten.sources`. If a call fails, the others are cancelled and its error is raised.
+        """
+        shared: dict[str, Any] = {"name": name, "max_tokens": max_tokens, "role": role}
+        of_turns = notes or [{}] * len(prompts)
+        return [await self.generate(prompt, **shared, **note) for prompt, note in zip(prompts, of_turns, strict=True)]
+
+    def event(self, what: What | str, /, *, turn: int | None = None, **detail: Any) -> None:
         """Record an event between turns: one of events.py, or a custom name with details.
 
-        Raises ValueError for a declared name with other fields.
+        `turn`: number of the turn that it belongs to (`Completion.turn`); None: the latest call. Raises ValueError for
+        a declared name with other fields, or a turn that hasn't begun.
         """
 
 
@@ -108,6 +127,21 @@ class Answered:
         outcomes = [one.outcome for one in answers]
         outcome = next((other for other in outcomes if other is not Outcome.ANSWERED), Outcome.ANSWERED)
         return cls(numbered(one.text or "" for one in answers), outcome, tuple(one.text for one in answers))
+
+
+def ended(answered: Any, problem: Problem) -> Answered:
+    """What `run` returned. Raises TypeError unless it is a valid end of an episode of `problem`."""
+    if not isinstance(answered, Answered):
+        raise TypeError(f"run() must return Answered, returned {type(answered).__name__}")
+    if not isinstance(answered.text, str | None):
+        raise TypeError(f"Answered.text must be a string or None, is {type(answered.text).__name__}")
+    if not isinstance(answered.outcome, Outcome):
+        raise TypeError(f"Answered.outcome must be an Outcome, is {answered.outcome!r:.60}")
+    if answered.answers and len(answered.answers) != len(problem.questions):
+        raise TypeError(f"Answered.answers has {len(answered.answers)}, the problem asks {len(problem.questions)}")
+    if problem.questions and answered.text is not None and not answered.answers:
+        raise TypeError(f"Answered.answers is empty, the problem asks {len(problem.questions)} questions")
+    return answered
 
 
 def require_positive(policy: Any, *names: str) -> None:

@@ -12,21 +12,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from palimpsest.errors import ConfigError, PromptTooLong, raised_at
-from palimpsest.events import What, as_event
+from palimpsest.errors import ConfigError, PromptTooLong, SamplerError, deciding, raised_at
+from palimpsest.events import Event, What, as_event
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
-from palimpsest.memory.policy import Answered, MemoryPolicy
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model, ended
 from palimpsest.plugin_options import options_of, untyped
 from palimpsest.text.codec import Codec
 from palimpsest.text.tool_calls import call_text
-from palimpsest.types import Completion, Problem, StopReason
+from palimpsest.types import Completion, Problem, Question, StopReason
 
 MAX_CALLS = 2_000
+_LATE = 5
 WORDS = 600
 """Words of the test document; each occurs once."""
 
@@ -45,34 +46,71 @@ class _TooManyCalls(Exception):
 
 
 @dataclass
-class ScriptedModel:
+class ScriptedModel(Model):
     codec: Codec
     reply: Callable[[Sequence[int], int], Sequence[int]]
     max_context: int
+    late: bool = False
+    """Replies to calls side by side come in another order."""
+    fails: bool = False
+    """The second call fails."""
     prompts: list[tuple[int, ...]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    roles: set[str] = field(default_factory=set)
     prepared: Any = None
     overflows: list[tuple[int, int]] = field(default_factory=list)
     """(prompt tokens, max_tokens) of calls that exceed the window."""
+    in_flight: int = 0
+    most_in_flight: int = 0
 
-    async def generate(self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, **notes: Any) -> Completion:
-        if len(self.prompts) >= MAX_CALLS:
+    async def generate(
+        self, prompt_ids: Sequence[int], *, name: str, max_tokens: int, role: str | None = None, **notes: Any
+    ) -> Completion:
+        number = len(self.prompts)
+        if number >= MAX_CALLS:
             raise _TooManyCalls
-        await asyncio.sleep(0)  # lets another episode of the same policy object run in between
         self.prompts.append(tuple(prompt_ids))
+        self.roles |= {role} if role else set()
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        for _ in range(1 + (_LATE - number) % _LATE if self.late else 1):
+            await asyncio.sleep(0)  # lets other calls run, and another episode of the same policy object
+        self.in_flight -= 1
         if len(prompt_ids) + max_tokens > self.max_context:
             self.overflows.append((len(prompt_ids), max_tokens))
             raise PromptTooLong(f"{len(prompt_ids)} + {max_tokens} tokens exceed {self.max_context}")
+        if self.fails and number == 1:
+            raise SamplerError("a call fails")
         ids = tuple(self.reply(prompt_ids, max_tokens))[:max_tokens]
         stop = StopReason.STOP if len(ids) < max_tokens else StopReason.LENGTH
-        return Completion(ids, (0.0,) * len(ids), stop)
+        return Completion(ids, (0.0,) * len(ids), stop, turn=number)
 
-    def event(self, what: What | str, /, **detail: Any) -> None:
-        as_event(what, detail)
+    async def generate_all(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        name: str,
+        max_tokens: int,
+        role: str | None = None,
+        notes: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Completion]:
+        calls = (self.generate(prompt, name=name, max_tokens=max_tokens, role=role) for prompt in prompts)
+        return list(await asyncio.gather(*calls))
+
+    def event(self, what: What | str, /, *, turn: int | None = None, **detail: Any) -> None:
+        self.events.append(Event(as_event(what, detail), len(self.prompts) if turn is None else turn + 1))
+
+    @property
+    def recorded(self) -> list[Event]:
+        return sorted(self.events, key=lambda event: event.before_turn)
 
     async def play(self, policy: MemoryPolicy, problem: Problem) -> Answered:
-        """Run one episode; exceptions of the policy propagate."""
+        """Run one episode; exceptions of the policy propagate, of an exception group the deciding one."""
         self.prepared = policy.prepare(problem, self.codec)
-        return await policy.run(problem, self)
+        try:
+            return ended(await policy.run(problem, self), problem)
+        except ExceptionGroup as errors:
+            raise deciding(errors) from None
 
 
 def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
@@ -92,13 +130,23 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
         findings.append(await _ends(policy, problem, model, f"ends, model that {name}"))
     findings.append(_budget(played))
     findings.append(await _determinism(policy, problem, codec, max_context))
+    if played["answers briefly"].most_in_flight > 1:
+        findings.append(await _order(policy, problem, codec, max_context))
     if policy.reads_documents:
         findings.append(await _document(policy, played, words))
     findings.append(await _adversarial(policy, codec, max_context))
     empty = _problem(policy, "check-empty", problem.question, "")
     brief = replies["answers briefly"]
     findings.append(await _ends(policy, empty, ScriptedModel(codec, brief, max_context), "empty document"))
-    return findings
+    findings.append(await _ends(policy, problem, ScriptedModel(codec, brief, max_context, fails=True), "failing call"))
+    if policy.answers_questions:
+        questions = [Question(word, ("none",)) for word in ("First?", "Next?", "Last?")]
+        several = Problem.asking("check-several", questions, problem.context)
+        findings.append(await _ends(policy, several, ScriptedModel(codec, brief, max_context), "several questions"))
+    if policy.takes_memory:
+        findings.append(await _memory(policy, problem, ScriptedModel(codec, brief, max_context)))
+    findings.append(await _sampled_text(policy, problem, codec, max_context))
+    return findings + _roles(played)
 
 
 def _options(policy: MemoryPolicy) -> Finding:
@@ -177,9 +225,9 @@ async def _ends(policy: MemoryPolicy, problem: Problem, model: ScriptedModel, na
         fault = f"still calling the model after {MAX_CALLS} calls on a document of {WORDS} words: bound the turns"
         return Finding(name, False, fault)
     except Exception as error:  # noqa: BLE001  user code may raise anything: the fault is the finding
+        if model.fails and isinstance(error, SamplerError):
+            return Finding(name, True, "ended as sampler_failed")
         return Finding(name, False, f"raised {type(error).__name__}: {error} ({raised_at(error)})")
-    if not isinstance(result, Answered):
-        return Finding(name, False, f"run() returned {type(result).__name__}: return memory.policy.Answered")
     return Finding(name, True, f"{len(model.prompts)} calls, outcome {result.outcome}")
 
 
@@ -209,6 +257,56 @@ async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max
     if alone != concurrent:
         return Finding("determinism", False, "prompts change next to another episode: store no state on self")
     return Finding("determinism", True, "same prompts when repeated and next to another episode")
+
+
+async def _order(policy: MemoryPolicy, problem: Problem, codec: Codec, max_context: int) -> Finding:
+    models = [ScriptedModel(codec, _long_reply(policy, codec), max_context, late=late) for late in (False, True)]
+    for model in models:
+        with suppress(Exception):  # reported by `ends`
+            await model.play(policy, problem)
+    one, other = models
+    if one.prompts != other.prompts:
+        fix = "start all calls that don't wait for a reply before those that do (generate_all)"
+        return Finding("order", False, f"the order in which replies arrive changes the next prompts: {fix}")
+    if one.recorded != other.recorded:
+        fix = "pass turn=completion.turn, or record them after the calls"
+        return Finding("order", False, f"the order in which replies arrive changes the events: {fix}")
+    return Finding("order", True, f"up to {one.most_in_flight} calls side by side, in any order of replies")
+
+
+async def _memory(policy: MemoryPolicy, problem: Problem, model: ScriptedModel) -> Finding:
+    memory = "Zed."
+    with suppress(Exception):  # reported by `ends`
+        await model.play(policy, dataclasses.replace(problem, memory=memory))
+    if any(memory in model.codec.decode(prompt) for prompt in model.prompts):
+        return Finding("memory", True, "the memory at the start is in a prompt")
+    return Finding("memory", False, "no prompt has the text of problem.memory: use it, or set takes_memory = False")
+
+
+async def _sampled_text(policy: MemoryPolicy, problem: Problem, codec: Codec, max_context: int) -> Finding:
+    """A reply spelled unlike the tokenizer would must keep its ids in later prompts."""
+    text = " Zuq"
+    spelled = tuple(i for letter in text for i in codec.encode(letter))
+    if codec.decode(spelled) != text or spelled == tuple(codec.encode(text)):
+        return Finding("sampled ids", True, "not checked: the tokenizer has one spelling")
+    model = ScriptedModel(codec, lambda prompt, limit: [*spelled, codec.stop_ids[0]], max_context)
+    with suppress(Exception):  # reported by `ends`
+        await model.play(policy, problem)
+    for prompt in model.prompts:
+        if codec.decode(prompt).count(text) > _occurrences(spelled, prompt):
+            fix = "insert codec.strip_stop(completion.token_ids)"
+            return Finding("sampled ids", False, f"a prompt has the text of a reply in other tokens: {fix}")
+    return Finding("sampled ids", True, "the text of replies keeps its tokens in later prompts")
+
+
+def _occurrences(ids: tuple[int, ...], prompt: tuple[int, ...]) -> int:
+    return sum(prompt[at : at + len(ids)] == ids for at in range(len(prompt)))
+
+
+def _roles(played: dict[str, ScriptedModel]) -> list[Finding]:
+    roles = sorted({role for model in played.values() for role in model.roles})
+    names = ", ".join(roles)
+    return [Finding("roles", True, f"takes turns as {names}: each needs an entry in `roles`")] if roles else []
 
 
 async def _document(policy: MemoryPolicy, played: dict[str, ScriptedModel], words: Sequence[str]) -> Finding:

@@ -6,9 +6,11 @@ the record. Turns without a role belong to the agent: sampled from the run's mod
 
 Guaranteed: every episode ends with a named `Outcome`; no exception of a policy or a sampler escapes. The random draws
 of a turn depend only on (key, problem, rollout, turn), so a retried request, or the same episode in another batch,
-yields the same tokens as far as the sampler's arithmetic does. Turns recorded before a failure are kept. A frozen
-role's tokens have no weight; in later prompts of the agent they are context. An unknown role is an error.
-Not covered: `timeout_s` reads the clock, so runs may time out different episodes; training two models together.
+yields the same tokens as far as the sampler's arithmetic does. Turns are recorded in the order in which their calls
+start, whichever ends first; calls in flight when the episode ends are cancelled. Turns before a failure are kept. A
+frozen role's tokens have no weight; in later prompts of the agent they are context. An unknown role is an error.
+Not covered: `timeout_s` reads the clock, so runs may time out different episodes; which turns side by side end before
+a failure; the order of calls that start after a reply side by side with others; training two models together.
 """
 
 from __future__ import annotations
@@ -17,18 +19,28 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import CompletionDelta, Sampler
-from palimpsest.errors import ConfigError, EngineError, PromptTooLong, SamplerError, being_cancelled, nearest, raised_at
+from palimpsest.errors import (
+    ConfigError,
+    EngineError,
+    PromptTooLong,
+    SamplerError,
+    being_cancelled,
+    deciding,
+    nearest,
+    raised_at,
+)
 from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, ToolFailed, What, as_event
-from palimpsest.memory.policy import Answered, MemoryPolicy
+from palimpsest.memory.policy import Answered, MemoryPolicy, ended
 from palimpsest.rollout.speculation import Ahead, Call, Guesses, Speculation
 from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
-from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Trajectory, Turn, spans_of
+from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Span, Trajectory, Turn, spans_of
 
 # ---- Why an episode was lost ---------------------------------------------------------------------------------
 
@@ -75,7 +87,8 @@ def sampler_of(role: str | None, roles: Roles, default: Sampler) -> Sampler:
 _FIRST_PAUSE_S = 0.05  # before the first retry; doubles with each
 
 OnTurn = Callable[[Turn, Sequence[Event]], None]
-"""Called with each turn once the next starts or the episode ends, and the events since the turn before it."""
+"""Called with each turn, in order, once no earlier call is in flight and a later one starts or ends, or the episode
+ends; and with the events since the turn before it."""
 OnToken = Callable[[int], None]
 """Called with each sampled token of turns called answer; retries do not repeat tokens."""
 ANSWER = "answer"
@@ -105,8 +118,6 @@ class Recorder:
         self.codec = codec
         self.max_context = sampler.max_context
         self.prepared: Any = None
-        self.turns: list[Turn] = []
-        self.events: list[Event] = []
         self._sampler = sampler
         self._sampling = sampling
         self._key = key
@@ -117,9 +128,23 @@ class Recorder:
         self._on_turn = on_turn
         self._on_token = on_token
         self._recorded = {turn.step: turn for turn in recorded}
-        self._reported = (0, 0)  # turns and events
+        self._turns: dict[int, Turn] = {}
+        self._events: list[Event] = []
         self._calls = 0
+        self._flight = _Flight()
+        self._reported = 0  # calls
+        self._unreported: list[Event] = []
         self._guesses = None if speculation is None else Guesses(speculation)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """In order of their numbers."""
+        return tuple(turn for _, turn in sorted(self._turns.items()))
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """In order of the turns they belong to."""
+        return tuple(sorted(self._events, key=lambda event: event.before_turn))
 
     async def generate(
         self,
@@ -135,21 +160,67 @@ class Recorder:
 
         Raises PromptTooLong, SamplerError once the retries are used up, or ConfigError for an unknown role.
         """
+        call = self._begin(prompt_ids, name, max_tokens, role)
+        return await self._take(call, spans_of(prompt_ids), notes, ahead)
+
+    async def generate_all(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        name: str,
+        max_tokens: int,
+        role: str | None = None,
+        notes: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Completion]:
+        """[len(prompts)] completions of prompts sampled side by side; see `memory.policy.Model`."""
+        if notes and len(notes) != len(prompts):
+            raise ValueError(f"notes has {len(notes)} entries, prompts {len(prompts)}")
+        calls = [self._begin(prompt, name, max_tokens, role) for prompt in prompts]
+        try:
+            async with asyncio.TaskGroup() as running:
+                for call, prompt, note in zip(calls, prompts, notes or [{}] * len(calls), strict=True):
+                    turn = self._take(call, spans_of(prompt), note)
+                    self._flight.tasks[call.step] = running.create_task(turn)
+            return [self._turns[call.step].completion for call in calls]
+        except BaseExceptionGroup as failures:
+            raise deciding(failures) from None  # the others were cancelled because of it
+        finally:
+            for call in calls:
+                self._flight.end(call.step)  # failed, or cancelled before it started
+
+    def _begin(self, prompt_ids: Sequence[int], name: str, max_tokens: int, role: str | None) -> Call:
+        """The next call, with its number."""
         sampler_of(role, self._roles, self._sampler)
-        self.notify()
+        self._flight.begin(self._calls)
+        self.notify(self._calls)
         call = Call(self._calls, name, tuple(prompt_ids), max_tokens, role)
         self._calls += 1
+        return call
+
+    async def _take(
+        self, call: Call, spans: Mapping[str, Span], notes: Mapping[str, Any], ahead: Ahead | None = None
+    ) -> Completion:
+        """The completion of a call, recorded as a turn."""
         recorded = self._recorded.get(call.step)
-        if recorded is not None and (recorded.name, recorded.role, recorded.prompt_ids) == (name, role, call.prompt):
-            completion = _checked(recorded.completion, self._params(call))
-            if self._on_token is not None and name == ANSWER:
-                _emit_tokens(completion.token_ids, self._on_token)
-        else:
-            completion = await self._complete(call, ahead)
-            for what in completion.events:
-                self.event(what)
-        spans = spans_of(prompt_ids)
-        self.turns.append(Turn(call.prompt, completion, call.step, name, notes, spans, role=role, trained=role is None))
+        try:
+            if recorded and (recorded.name, recorded.role, recorded.prompt_ids) == (call.name, call.role, call.prompt):
+                completion = _checked(recorded.completion, self._params(call))
+                if on_token := self._listener(call):
+                    _emit_tokens(completion.token_ids, on_token)
+            else:
+                completion = await self._complete(call, ahead)
+                for what in completion.events:
+                    self.event(what, turn=call.step)
+        except BaseException:
+            self._flight.failed.add(call.step)
+            raise
+        self._flight.end(call.step)
+        self.notify(call.step)
+        completion = replace(completion, turn=call.step)
+        trained = call.role is None
+        self._turns[call.step] = Turn(
+            call.prompt, completion, call.step, call.name, notes, spans, role=call.role, trained=trained
+        )
         return completion
 
     async def _complete(self, call: Call, ahead: Ahead | None) -> Completion:
@@ -167,28 +238,45 @@ class Recorder:
                     completion = await self._attempts(call, failures)
         finally:
             for failed in failures:
-                self.event(failed)
+                self.event(failed, turn=call.step)
         if guesses and ahead:
             guesses.count(call, completion)
         return completion
 
+    def finish(self) -> None:
+        """Report the last turns, also after failed calls."""
+        for step in [*self._flight.failed]:
+            self._flight.end(step)
+        self.notify(self._calls)
+
     def close(self) -> None:
-        """Cancel requests that no turn awaits."""
+        """End the episode: cancel calls in flight and guesses; later calls are cancelled at once."""
         if self._guesses is not None:
             self._guesses.discard()
+        self._flight.close()
 
-    def event(self, what: What | str, /, **detail: Any) -> None:
-        """Record something that happened before the next turn."""
-        self.events.append(Event(as_event(what, detail), self._calls))
+    def event(self, what: What | str, /, *, turn: int | None = None, **detail: Any) -> None:
+        """Record something that happened after a turn, by default the latest call's."""
+        if turn is not None and not 0 <= turn < self._calls:
+            raise ValueError(f"event {what!r:.60}: turn={turn}, the episode has {self._calls} calls")
+        event = Event(as_event(what, detail), self._calls if turn is None else turn + 1)
+        self._events.append(event)
+        self._unreported.append(event)
 
-    def notify(self) -> None:
-        """Pass the turns not yet reported to `on_turn`; pending events go with the last of them."""
-        turns, events = self._reported
-        self._reported = len(self.turns), len(self.events)
-        if self._on_turn is not None:
-            for number in range(turns, len(self.turns)):
-                last = number == len(self.turns) - 1
-                self._on_turn(self.turns[number], self.events[events:] if last else [])
+    def notify(self, before: int) -> None:
+        """Pass the turns not yet reported to `on_turn`, each with the events until then, up to the first call in flight
+        and up to `before`, a turn whose events are still to come."""
+        for step in range(self._reported, min(self._flight.first(before), before)):
+            self._reported = step + 1
+            if step in self._turns and self._on_turn is not None:
+                events = [event for event in self._unreported if event.before_turn <= step + 1]
+                self._unreported = [event for event in self._unreported if event.before_turn > step + 1]
+                self._on_turn(self._turns[step], events)
+
+    def _listener(self, call: Call) -> OnToken | None:
+        """`on_token` for an answer, unless an earlier call is in flight: answers never mix."""
+        first = call.name == ANSWER and self._flight.first(call.step) == call.step
+        return self._on_token if first else None
 
     def _params(self, call: Call) -> SamplingParams:
         return SamplingParams(
@@ -201,7 +289,7 @@ class Recorder:
 
     async def _attempts(self, call: Call, failures: list[SamplerFailed]) -> Completion:
         sampler, params = sampler_of(call.role, self._roles, self._sampler), self._params(call)
-        on_token = self._on_token if call.name == ANSWER else None
+        on_token = self._listener(call)
         session = self._session if self._shares_prefixes or not call.step else None
         streamed = list[int]()  # a second attempt samples the same ones
         for attempt in range(self._retries + 1):
@@ -218,6 +306,37 @@ class Recorder:
                     raise
             await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+class _Flight:
+    """The calls of an episode without a reply, in order of their numbers, and the tasks that await them."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[int, asyncio.Task[Any]] = {}
+        self.failed: set[int] = set()
+        """Calls that stay in flight until their tasks begin another one: so their errors were handled."""
+        self._closed = False
+
+    def begin(self, step: int) -> None:
+        """Raises CancelledError after `close`."""
+        task = asyncio.current_task()
+        if self._closed or task is None:
+            raise asyncio.CancelledError("the episode has ended")
+        for other in [other for other in self.failed if self.tasks.get(other) is task]:
+            self.end(other)
+        self.tasks[step] = task
+
+    def end(self, step: int) -> None:
+        self.failed.discard(step)
+        self.tasks.pop(step, None)
+
+    def first(self, default: int) -> int:
+        return next(iter(self.tasks), default)
+
+    def close(self) -> None:
+        self._closed = True
+        for task in self.tasks.values():
+            task.cancel()
 
 
 async def _streamed(deltas: AsyncIterator[CompletionDelta], streamed: list[int], on_token: OnToken) -> Completion:
@@ -299,10 +418,10 @@ async def play(
         problem_id=problem.id,
         group_id=group_id,
         rollout=rollout,
-        turns=tuple(recorder.turns),
+        turns=recorder.turns,
         outcome=answered.outcome,
         answer=answered.text,
-        events=tuple(recorder.events),
+        events=recorder.events,
         answers=answered.answers,
     )
 
@@ -319,35 +438,25 @@ async def _ending(
     try:
         async with limit:
             recorder.prepared = prepare()
-            ended = _ended(await policy.run(problem, recorder), problem)
-            recorder.notify()
-            return ended
-    except PromptTooLong as error:
-        recorder.event(PromptOverflowed(str(error)))
-        return Answered(None, Outcome.OUT_OF_CONTEXT)
-    except EngineError:
-        raise  # lost for every episode
-    except SamplerError:
-        return Answered(None, Outcome.SAMPLER_FAILED)  # every failed attempt is an event already
-    except (Exception, asyncio.CancelledError) as error:  # policy code may raise anything
-        if being_cancelled():
-            raise
+            # a task of its own, since a TaskGroup of the policy may leave the state of being cancelled behind
+            answered = ended(await asyncio.ensure_future(policy.run(problem, recorder)), problem)
+            recorder.finish()
+            return answered
+    except (Exception, BaseExceptionGroup, asyncio.CancelledError) as raised:  # noqa: BLE001  policies raise anything
+        error = deciding(raised)
+        if isinstance(error, PromptTooLong):
+            recorder.event(PromptOverflowed(str(error)))
+            return Answered(None, Outcome.OUT_OF_CONTEXT)
+        if isinstance(error, SamplerError):
+            return Answered(None, Outcome.SAMPLER_FAILED)  # every failed attempt is an event already
+        if (
+            isinstance(error, EngineError)
+            or being_cancelled()
+            or not isinstance(error, Exception | asyncio.CancelledError)
+        ):
+            raise error from None  # lost for every episode
         if limit.expired():
             recorder.event(TimedOut(timeout_s))
             return Answered(None, Outcome.TIMED_OUT)
         recorder.event(PolicyFailed(type(error).__name__, str(error), raised_at(error)))
         return Answered(None, Outcome.POLICY_FAILED)
-
-
-def _ended(answered: Any, problem: Problem) -> Answered:
-    if not isinstance(answered, Answered):
-        raise TypeError(f"run() must return Answered, returned {type(answered).__name__}")
-    if not isinstance(answered.text, str | None):
-        raise TypeError(f"Answered.text must be a string or None, is {type(answered.text).__name__}")
-    if not isinstance(answered.outcome, Outcome):
-        raise TypeError(f"Answered.outcome must be an Outcome, is {answered.outcome!r:.60}")
-    if answered.answers and len(answered.answers) != len(problem.questions):
-        raise TypeError(f"Answered.answers has {len(answered.answers)}, the problem asks {len(problem.questions)}")
-    if problem.questions and answered.text is not None and not answered.answers:
-        raise TypeError(f"Answered.answers is empty, the problem asks {len(problem.questions)} questions")
-    return answered

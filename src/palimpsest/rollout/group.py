@@ -20,6 +20,7 @@ from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
 from palimpsest.engines.protocol import Sampler
+from palimpsest.errors import deciding
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.reward.grading import Grades, graded
 from palimpsest.rollout.episode import Roles, play
@@ -121,7 +122,7 @@ class Player:
             async with asyncio.TaskGroup() as running:
                 tasks = [running.create_task(episode(rollout)) for rollout in range(self.group_size)]
         except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None  # the others were cancelled because of it
+            raise deciding(failures) from None  # the others were cancelled because of it
         played = [task.result() for task in tasks]
         return Group(problem, tuple(trajectory for trajectory, _ in played), tuple(grade for _, grade in played), key)
 

@@ -36,7 +36,7 @@ from palimpsest.data.synthetic.search_problems import SearchStep, SyntheticSearc
 from palimpsest.errors import DataError
 from palimpsest.events import Event, What, as_event
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
-from palimpsest.memory.policy import MemoryPolicy, Teachable
+from palimpsest.memory.policy import MemoryPolicy, Model, Teachable
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.tool_baselines import SummaryPolicy
 from palimpsest.seeding import keyed_random
@@ -48,7 +48,7 @@ from palimpsest.types import Completion, Problem, StopReason, Trajectory, Turn, 
 
 
 @dataclass
-class Script:
+class Script(Model):
     """The `memory.policy.Model` of one scripted episode of `policy`."""
 
     codec: Codec
@@ -80,7 +80,7 @@ class Script:
         ids = [*self.reply(prompt_ids, name, notes), self.codec.tokenizer.eos_token_id]
         reason = StopReason.STOP if len(ids) <= max_tokens else StopReason.LENGTH
         ids = ids[:max_tokens]
-        completion = Completion(tuple(ids), (0.0,) * len(ids), reason)
+        completion = Completion(tuple(ids), (0.0,) * len(ids), reason, turn=len(self.turns))
         self.turns.append(Turn(tuple(prompt_ids), completion, len(self.turns), name, notes, spans_of(prompt_ids)))
         return completion
 
@@ -88,8 +88,8 @@ class Script:
         """The ids of a reply, without the stop token."""
         raise NotImplementedError
 
-    def event(self, what: What | str, /, **detail: Any) -> None:
-        self.events.append(Event(as_event(what, detail), len(self.turns)))
+    def event(self, what: What | str, /, *, turn: int | None = None, **detail: Any) -> None:
+        self.events.append(Event(as_event(what, detail), len(self.turns) if turn is None else turn + 1))
 
 
 class EvidenceLessons:
