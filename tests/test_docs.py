@@ -55,7 +55,7 @@ WORDS = {
     "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 910,
     "how-to/prepare-data.md": 990, "how-to/generate-data.md": 880, "how-to/retrieval.md": 700, "how-to/ask.md": 500,
     "how-to/serve.md": 1400, "how-to/docker.md": 350, "how-to/ollama.md": 350, "how-to/python.md": 820,
-    "how-to/custom-policy.md": 1445, "how-to/side-by-side.md": 420, "how-to/custom-reward.md": 800,
+    "how-to/custom-policy.md": 1445, "how-to/side-by-side.md": 480, "how-to/custom-reward.md": 800,
     "how-to/custom-engine.md": 500,
     "reference/cli.md": 150, "reference/configuration.md": 400, "reference/python.md": 200,
     "reference/recipes.md": 500, "reference/policies.md": 1100, "reference/data-formats.md": 1100,

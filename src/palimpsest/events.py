@@ -40,6 +40,8 @@ class MemoryWritten:
     """False: the reply wrote none, so this is the memory of before."""
     update: str | None = None
     """Text between the tags of the reply, if the whole text became the memory."""
+    sources: tuple[int, ...] = ()
+    """Turns whose named pieces are its sources (`Completion.turn`); (): those of the turn before it."""
 
 
 @dataclass(frozen=True, slots=True)

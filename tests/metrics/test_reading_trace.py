@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
+from palimpsest.events import Event, MemoryWritten
 from palimpsest.memory.policy import Answered, MemoryPolicy
-from palimpsest.metrics.memory_metrics import memory_metrics
+from palimpsest.metrics.memory_metrics import memory_metrics, unsupported
 from palimpsest.metrics.reading_trace import RUN, GroupTexts, ReadingTurn, Text, last_memory, origins, readings
 from palimpsest.rollout.episode import play
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
@@ -44,14 +46,16 @@ def test_the_longest_run_is_a_slice_of_the_document() -> None:
             assert result.casefold() in sentence.casefold()
 
 
-def reading(section: str, before: str, after: str) -> ReadingTurn:
-    """A turn that read `section` and wrote `after` over `before`."""
-    texts = {text: Text((), partial(str, text)) for text in (section, before, after, "")}
+def reading(section: str | tuple[str, ...], before: str, after: str) -> ReadingTurn:
+    """A turn that read `section`, or several, and wrote `after` over `before`."""
+    sections = (section,) if isinstance(section, str) else section
+    texts = {text: Text((), partial(str, text)) for text in (*sections, before, after, "")}
     rest: dict[str, Any] = dict.fromkeys(("sources", "query", "malformed"))
     return ReadingTurn(
         turn=Turn((1,), Completion((2,), (0.0,), StopReason.STOP), 0, "read"),
         **{"memory_before": texts[before], "memory_after": texts[after], "update": texts[after]},
-        **{"changed": before != after, "section": texts[section], "recalled": texts[""], "recall_result": ""},
+        **{"changed": before != after, "recalled": texts[""], "recall_result": ""},
+        sections=tuple(texts[section] for section in sections),
         **{"in_tags": False, "asks": False},
         **rest,
     )
@@ -64,6 +68,56 @@ def test_an_origin_is_in_the_section_that_added_the_sentence() -> None:
     read = [reading(sections[0], "", ""), reading(sections[1], "", fact), reading(sections[2], fact, fact)]
     assert origins([fact], document, read) == [(len(sections[0]), len(sections[0]) + len(fact) - 1)]
     assert origins([fact], document) == [(0, len(fact) - 1)]
+
+
+def test_an_origin_is_in_any_of_the_sections_of_a_reading_also_when_they_are_read_again() -> None:
+    sections = ("Anna eats tea in Oslo. One.\n", "It rains.\n", "Anna lives in Rome. Two.\n", "Anna lives in Rome.\n")
+    document = "".join(sections)
+    first = reading(sections[:3], "", "Anna lives in Rome.")
+    again = reading(sections[:3], "Anna lives in Rome.", "Anna lives in Rome. Anna eats tea in Oslo.")
+    for read in ([first], [first, again]):
+        found = origins(["Anna lives in Rome.", "Anna eats tea in Oslo.", "Bob eats honey today."], document, read)
+        spans = [None if span is None else document[slice(*span)] for span in found]
+        assert spans == ["Anna lives in Rome", "Anna eats tea in Oslo", None]
+        assert found[0] == (document.index("Anna lives"), document.index("Anna lives") + 18)
+
+
+def merged(event: MemoryWritten | None) -> Trajectory:
+    """Three sections are read side by side and merged; the second reply is hallucinated."""
+    replies = ("Ann lives in Rome.", "Bo sings.", "none")
+    reads = [
+        reading_turn(step, section, "none", reply, "Who?")
+        for step, (section, reply) in enumerate(zip(("Ann lives in Rome.", "It rains.", "Fog."), replies, strict=True))
+    ]
+    merge = reading_turn(3, "".join(replies[:2]), "none", "Ann lives in Rome. Bo sings.", "Who?")
+    named = [replace(turn, name="look") for turn in (*reads, merge)]
+    events = () if event is None else (Event(event, 4),)
+    return Trajectory("p", "g", 0, tuple(named), Outcome.ANSWERED, "Rome", events)
+
+
+def test_a_memory_has_the_sources_that_its_event_names() -> None:
+    text = "Ann lives in Rome. Bo sings."
+    written = MemoryWritten(tuple(CODEC.encode(text)), text, changed=True)
+    for event, sources, invented in (
+        (written, ["Ann lives in Rome.Bo sings."], ()),
+        (replace(written, sources=(0, 1, 2)), ["Ann lives in Rome.", "It rains.", "Fog."], ("Bo sings.",)),
+        (replace(written, sources=(0, 9)), ["Ann lives in Rome."], ("Bo sings.",)),
+    ):
+        *_, read = readings(merged(event), GroupTexts(CODEC))
+        assert [section.text for section in read.sections] == sources
+        assert unsupported(read) == invented
+    episodes = readings(merged(replace(written, sources=(0, 1, 2))), GroupTexts(CODEC))
+    assert [(one.turn.step, one.memory_after.text, str(one.section)) for one in episodes] == [
+        (3, text, "Ann lives in Rome.It rains.Fog.")
+    ]
+
+
+def test_a_memory_that_stayed_or_was_edited_by_hand_is_not_hallucinated() -> None:
+    written = replace(reading("It rains.", "", "Bo sings."), sources=())
+    assert unsupported(written) == ("Bo sings.",)
+    assert unsupported(replace(written, changed=False)) == ()
+    assert unsupported(replace(written, substituted=True)) == ()
+    assert unsupported(replace(written, sources=None)) is None
 
 
 def test_only_text_that_was_read_has_origins() -> None:

@@ -66,7 +66,7 @@ class Hazards:
             return
         for reading in episode:
             invented = any(map(read_fact, unsupported(reading) or ()))
-            section = reading.section.sentences if reading.section else ()
+            section = [sentence for section in reading.sections for sentence in section.sentences]
             for fact in pieces:
                 state = in_sight(section, fact), holds(reading.memory_before.sentences, fact)
                 self.reads[(*state, holds(reading.memory_after.sentences, fact))] += 1

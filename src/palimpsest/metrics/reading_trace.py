@@ -1,7 +1,8 @@
 """Reading turns of an episode, reconstructed from the record: sources in the prompt, memories before and after.
 
 A reading turn is one called "read", one before an event `MemoryWritten`, or one whose prompt has a piece `section` and
-is followed by a prompt with a piece `memory`. The memory after it is the first known of:
+is followed by a prompt with a piece `memory`. If an event names its sources, the turns before events are the only ones:
+a memory from several sections is one reading of all of them. The memory after it is the first known of:
 
     the event `MemoryWritten`, or `MemoryUngrounded`
     the piece `memory` of the next prompt that has one
@@ -131,8 +132,8 @@ class ReadingTurn:
     """Memory update in its reply: the memory after, unless that is the whole reply."""
     changed: bool
     """True if the turn wrote a memory; False if the old one remains."""
-    section: Text | None
-    """Section in the prompt; None if unknown."""
+    sections: tuple[Text, ...]
+    """Sections in the prompt, or in those of the turns that the event names; empty if unknown."""
     recalled: Text
     """Recalled memory in its prompt; empty without one."""
     sources: tuple[Text, ...] | None
@@ -146,21 +147,33 @@ class ReadingTurn:
     """Result of the query for the next prompt; empty without one."""
     malformed: str | None
     """Reason why its reply is unreadable."""
+    sources_named: bool = False
+    """True if the event of its memory names the turns of its sources."""
     dropped: tuple[str, ...] = ()
     """Units of its reply that the grounding rule dropped."""
     substituted: bool = False
     """True if `palimpsest replay --memory` replaced the agent's reply."""
 
+    @property
+    def section(self) -> Text | None:
+        """The sections as one text, without gaps; None if unknown."""
+        if len(self.sections) < 2:
+            return self.sections[0] if self.sections else None
+        ids = tuple(i for section in self.sections for i in section.ids)
+        return Text(ids, lambda: "".join(section.text for section in self.sections))
+
 
 def readings(trajectory: Trajectory, texts: GroupTexts) -> list[ReadingTurn]:
     after = _events_after_turns(trajectory)
     memories = _later_memories(trajectory.turns)
+    turns = {turn.step: turn for turn in trajectory.turns}
+    by_event = any(event.sources for event in of_type(trajectory.events, MemoryWritten))
     result: list[ReadingTurn] = []
     before, recalled, replayed = _NOTHING, _NOTHING, replayed_turn(trajectory)
     for number, (turn, events, later) in enumerate(zip(trajectory.turns, after, memories, strict=True)):
-        if not _reads(turn, events, later):
+        if not (of_type(events, MemoryWritten) if by_event else _reads(turn, events, later)):
             continue
-        reading = _reading(turn, events, later, before, recalled, texts)
+        reading = _reading(turn, events, later, before, recalled, texts, turns)
         result.append(replace(reading, substituted=True) if number == replayed else reading)
         before, recalled = result[-1].memory_after, texts.decoded(result[-1].recall_result)
     return result
@@ -256,25 +269,34 @@ def _reads(turn: Turn, events: Sequence[Event], later: tuple[int, ...] | None) -
 
 
 def _reading(
-    turn: Turn, events: Sequence[Event], later: tuple[int, ...] | None, before: Text, recalled: Text, texts: GroupTexts
+    turn: Turn,
+    events: Sequence[Event],
+    later: tuple[int, ...] | None,
+    before: Text,
+    recalled: Text,
+    texts: GroupTexts,
+    turns: Mapping[int, Turn],
 ) -> ReadingTurn:
     written, looked_up = _last(events, MemoryWritten), _last(events, Recalled)
-    held, read = turn.piece("memory"), turn.piece("section")
-    section = None if read is None else texts.of(read)
+    held = turn.piece("memory")
     if held is not None and held != before.ids:
         before = texts.of(held)
+    read = [turns[step] for step in written.sources if step in turns] if written and written.sources else [turn]
+    sections = tuple(texts.of(ids) for one in read if (ids := one.piece("section")) is not None)
     after, changed = _after(turn, events, written, later, before, texts)
     malformed = _last(events, ReplyMalformed)
+    sources = [text for one in read for text in _sources(one, before, recalled, texts)]
     return ReadingTurn(
         turn=turn,
         memory_before=before,
         memory_after=after,
         update=after if written is None or written.update is None else texts.decoded(written.update),
         changed=changed,
-        section=section,
+        sections=sections,
         recalled=recalled,
-        sources=None if section is None else tuple(_sources(turn, section, before, recalled, texts)),
-        in_tags=written is not None,
+        sources=tuple(sources) if sections else None,
+        in_tags=written is not None and not written.sources,
+        sources_named=written is not None and bool(written.sources),
         asks=written is not None and "recalled" in turn.spans,
         query=None if looked_up is None else looked_up.query,
         recall_result=str((looked_up.text if looked_up else None) or ""),
@@ -306,16 +328,13 @@ def _after(
     return texts.of(ids), ids == reply or ids != before.ids
 
 
-def _sources(turn: Turn, section: Text, before: Text, recalled: Text, texts: GroupTexts) -> Iterator[Text]:
+def _sources(turn: Turn, before: Text, recalled: Text, texts: GroupTexts) -> Iterator[Text]:
     recorded = {"memory": before, "recalled": recalled}
     yield from (
         text for name, text in recorded.items() if name not in turn.spans
     )  # in old records, only events contain these
     pieces = sorted((end - start, start, name) for name, (start, end) in turn.spans.items() if name != "question")
-    for length, start, name in pieces:
-        if name == "section":
-            yield section
-            continue
+    for length, start, _ in pieces:
         ids = turn.prompt_ids[start : start + length]
         yield before if ids == before.ids else texts.of(ids)
 
@@ -352,19 +371,19 @@ def origins(memory_sentences: Sequence[str], document: str, readings: Sequence[R
     """
     sections = _sections(document, readings)
     came = [_came(sentence, readings) for sentence in memory_sentences]
-    source_spans = [None if index is None else sections[index] for index in came]
+    source_spans = [[] if index is None else sections[index] for index in came]
     words = [[word.casefold() for word in _WORD.findall(sentence)] for sentence in memory_sentences]
     best = list[_Run | None]([None] * len(memory_sentences))
-    for span in _merged([section for section in sections if section is not None]) or [(0, len(document))]:
+    for span in _merged(sorted({span for spans in sections for span in spans})) or [(0, len(document))]:
         for number, run in _runs(words, document, span):
             if _better(run, best[number], source_spans[number]):
                 best[number] = run
     return [None if run is None else (run.start, run.end) for run in best]
 
 
-def _better(run: _Run, than: _Run | None, source: Span | None) -> bool:
+def _better(run: _Run, than: _Run | None, source: Sequence[Span]) -> bool:
     def rank(it: _Run) -> tuple[int, bool]:
-        return it.words, source is not None and source[0] <= it.start < source[1]
+        return it.words, any(start <= it.start < end for start, end in source)
 
     return than is None or rank(run) > rank(than)
 
@@ -377,14 +396,18 @@ def _came(sentence: str, readings: Sequence[ReadingTurn]) -> int | None:
     return None
 
 
-def _sections(document: str, readings: Sequence[ReadingTurn]) -> list[Span | None]:
-    """[readings] span of each section in reading order; ignores characters cut at its ends."""
-    spans, cursor = list[Span | None](), 0
-    for reading in readings:
-        text = "" if reading.section is None else reading.section.text.strip("\ufffd")
-        start = document.find(text, cursor) if text else -1
-        spans.append((start, start + len(text)) if start >= 0 else None)
-        cursor = start + len(text) if start >= 0 else cursor
+def _sections(document: str, readings: Sequence[ReadingTurn]) -> list[list[Span]]:
+    """[readings] spans of the sections of each, in reading order; ignores characters cut at their ends."""
+    spans, cursor = [list[Span]() for _ in readings], 0
+    for number, reading in enumerate(readings):
+        for section in reading.sections:
+            text = section.text.strip("\ufffd")
+            start = document.find(text, cursor) if text else -1
+            if start < 0 and len(reading.sections) > 1:
+                start = document.find(text) if text else -1  # read again
+            if start >= 0:
+                spans[number].append((start, start + len(text)))
+                cursor = start + len(text)
     return spans
 
 
@@ -397,7 +420,7 @@ def _merged(spans: Sequence[Span]) -> list[Span]:
     merged = list[Span]()
     for start, end in spans:
         if merged and start <= merged[-1][1] + len("\ufffd" * 3):
-            merged[-1] = (merged[-1][0], end)
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append((start, end))
     return merged

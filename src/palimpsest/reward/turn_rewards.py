@@ -112,7 +112,7 @@ def _read_reward(reading: ReadingTurn, golds: Sequence[str], codec: Codec, confi
     def recall(text: str) -> float:
         return word_recall(text, golds, config)
 
-    sight = f"{reading.memory_before}\n{reading.section or ''}"
+    sight = "\n".join(map(str, (reading.memory_before, *reading.sections)))
     if config.variant == "code":
         sight = codec.decode(reading.turn.prompt_ids)
     in_sight = recall(sight)

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from palimpsest.events import Event, MemoryWritten
+from palimpsest.types import Outcome, Trajectory
 from palimpsest.viewer.analysis.episode_timeline import Story
 from palimpsest.viewer.analysis.memory_diff import WordOrigin
 from palimpsest.viewer.analysis.word_origins import blame
 from palimpsest.viewer.screens.episode_screen import episode_view
 from palimpsest.viewer.screens.group_screen import Opened
 from palimpsest.viewer.screens.turn_screen import turn_view
-from support.views import LETTERS, episodes, reading, texts
+from support.views import LETTERS, episodes, opened, read, reading, texts
 
 ROME, BO, TEA = "Ann lives in Rome.", "Bo is old.", "Cy drinks tea."
 OSLO = "Ann lives in Oslo."
@@ -40,6 +42,18 @@ def test_moved_sentences_have_the_same_origin() -> None:
 def test_an_old_invented_word_is_still_invented() -> None:
     story = reading((ROME, "Ann lives in Oslo."), (BO, f"Ann lives in Oslo. {BO}")).story(0)
     assert origins(story, 1)[:2] == [("Ann lives in", 0, 1, "section", 0), ("Oslo.", 0, 1, "nowhere", None)]
+
+
+def test_a_word_is_from_the_sections_of_the_turns_that_the_memory_names() -> None:
+    text = f"{ROME} Bo sings."
+    replies = ((f"{BO}\n", "Bo sings."), (ROME, ROME), (f"Bo sings.{ROME}", text))
+    turns = tuple(read(step, section, "none", reply, name="look") for step, (section, reply) in enumerate(replies))
+    written = MemoryWritten(tuple(LETTERS.encode(text)), text, changed=True, sources=(0, 1))
+    story = opened(Trajectory("p", "g", 0, turns, Outcome.ANSWERED, "Rome", (Event(written, 3),))).story(0)
+    assert [step.turn for step in story.steps] == [2]
+    found = [(one.text.strip(), one.origin.value, one.offset) for one in blame(story, 0)]
+    assert found == [(ROME, "section", len(BO)), ("Bo", "section", 0), ("sings.", "nowhere", None)]
+    assert story.invented(0) == ("Bo sings.",)
 
 
 def test_the_memory_of_the_problem_is_from_no_turn() -> None:

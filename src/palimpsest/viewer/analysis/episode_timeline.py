@@ -221,6 +221,8 @@ class Story:
         step = self.steps[number]
         turn = self.trajectory.turns[step.turn]
         pieces = [(name, self.texts.of(turn.piece(name) or ())) for name in turn.spans if name != "memory"]
+        if step.section is not None and step.reading is not None and step.reading.sources_named:
+            pieces = [piece for piece in pieces if piece[0] != "section"] + [("section", step.section)]
         recalled = self.recalled(number)
         return pieces if recalled is None or "recalled" in turn.spans else [*pieces, ("recalled", recalled)]
 
@@ -239,8 +241,8 @@ class Story:
     def section(self, index: int) -> Text | None:
         """The text that a turn read; None if its prompt does not show it."""
         number = self.step_at.get(index)
-        section = None if number is None else self.steps[number].section
-        return self.piece(self.trajectory.turns[index], "section") if section is None else section
+        shown = self.piece(self.trajectory.turns[index], "section")
+        return self.steps[number].section if shown is None and number is not None else shown
 
     def _diff(self, number: int) -> MemoryDiff:
         step = self.steps[number]
