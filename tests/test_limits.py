@@ -88,7 +88,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "report": (1290, 6),
     "retrieval": (770, 5),
     "reward": (1580, 7),
-    "rollout": (1590, 7),
+    "rollout": (1600, 7),
     "runs": (1790, 9),
     "servers": (3620, 16),
     "text": (3690, 15),

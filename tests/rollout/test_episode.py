@@ -14,7 +14,7 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.errors import EngineError, PromptTooLong, SamplerError
 from palimpsest.events import Event, SamplerFailed, ToolFailed
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
-from palimpsest.rollout.episode import failure, play
+from palimpsest.rollout.episode import Role, failure, play
 from palimpsest.seeding import derive_seed
 from palimpsest.types import Completion, Outcome, Problem, Prompt, Question, SamplingParams, StopReason, Trajectory
 from support.clock import leap
@@ -221,11 +221,11 @@ def test_a_piece_outside_the_prompt_is_a_failure_of_the_policy(span: tuple[int, 
 @pytest.mark.parametrize(
     ("roles", "message"),
     [
-        ({"critics": None}, "role 'critic' of a turn is unknown; did you mean critics?; known: critics"),
+        ({"critics": Role()}, "role 'critic' of a turn is unknown; did you mean critics?; known: critics"),
         ({}, "there are none: name it in the recipe, e.g. roles: {critic: {}}"),
     ],
 )
-def test_an_unknown_role_is_a_failure_of_the_policy(roles: dict[str, None], message: str) -> None:
+def test_an_unknown_role_is_a_failure_of_the_policy(roles: dict[str, Role], message: str) -> None:
     async def run(problem: Problem, model: Model) -> Answered:
         await model.generate([1], name="criticise", max_tokens=8, role="critic")
         raise AssertionError("unreachable")

@@ -12,6 +12,7 @@ from palimpsest.memory.document_baselines import FullContextPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.memory.recall import RecallPolicy
+from palimpsest.rollout.episode import Role
 from palimpsest.rollout.group import Player
 from palimpsest.rollout.segments import segments_of
 from palimpsest.rollout.variant import Variant, is_variant
@@ -169,12 +170,22 @@ class Criticised(MemoryPolicy):
 
 def test_a_role_with_a_sampler_is_sampled_there_with_the_same_seeds() -> None:
     critic, agent, shared = SeedSampler(), SeedSampler(), SeedSampler()
-    both = groups(policy=Criticised(), sampler=agent, roles={"critic": critic})
+    both = groups(policy=Criticised(), sampler=agent, roles={"critic": Role(critic)})
     assert (len(critic.calls), len(agent.calls)) == (24, 48)
-    assert groups(policy=Criticised(), sampler=shared, roles={"critic": None}) == both
+    assert groups(policy=Criticised(), sampler=shared, roles={"critic": Role()}) == both
     seeds = {params.seed for _, params in shared.calls}
     assert seeds == {params.seed for _, params in (*critic.calls, *agent.calls)}
     trajectory = both[0].trajectories[0]
     assert [(turn.role, turn.trained) for turn in trajectory.turns] == [(None, True), ("critic", False), (None, True)]
     (segment,) = segments_of(trajectory)
     assert {index for index in segment.turn_index if index >= 0} == {0, 2}
+
+
+def test_a_role_has_its_own_temperature_and_at_most_its_own_budget() -> None:
+    critic, agent = SeedSampler(), SeedSampler()
+    groups(policy=Criticised(), sampler=agent, roles={"critic": Role(critic, temperature=0.25, max_tokens=5)})
+    assert {(params.temperature, params.max_tokens) for _, params in critic.calls} == {(0.25, 5)}
+    assert {(params.temperature, params.max_tokens) for _, params in agent.calls} == {(1.0, 8)}
+    more = SeedSampler()
+    groups(policy=Criticised(), sampler=agent, roles={"critic": Role(more, max_tokens=9)})
+    assert {(params.temperature, params.max_tokens) for _, params in more.calls} == {(1.0, 8)}

@@ -12,13 +12,13 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Engine, Sampler
 from palimpsest.errors import ConfigError
-from palimpsest.rollout.episode import Roles
+from palimpsest.rollout.episode import Role, Roles
 from palimpsest.text.codec import Codec
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRoles:
-    """Samplers by role, and the engines opened for them."""
+    """The roles, and the engines opened for them."""
 
     samplers: Roles
     engines: tuple[Engine, ...]
@@ -30,14 +30,15 @@ class OpenRoles:
 
 def open_roles(config: RunConfig, codec: Codec) -> OpenRoles:
     """The roles under `roles`; `codec` is that of the run's model."""
-    samplers, engines = dict[str, Sampler | None](), list[Engine]()
+    samplers, engines = dict[str, Role](), list[Engine]()
     for name, role in config.roles.items():
-        samplers[name] = None
+        sampler: Sampler | None = None
         if role.model is not None:
             engine = open_engine(_with_model(config, role.model), objective=None)
             engines.append(engine)
             _check_tokenizer(name, role.model, engine.codec, codec)
-            samplers[name] = engine.sampler
+            sampler = engine.sampler
+        samplers[name] = Role(sampler, role.temperature, role.max_tokens)
     return OpenRoles(samplers, tuple(engines))
 
 

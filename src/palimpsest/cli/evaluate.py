@@ -217,6 +217,8 @@ def show_evaluation(evaluation: Evaluation) -> None:
     if remembering:
         shown = {name: name for name in MEMORY if any(name in row for row in remembering)}
         console.print(_table("memory", shown, evaluation, remembering))
+    if roles := {name: name for name in made.columns if name.endswith((" tokens", " computed"))}:
+        console.print(_table("tokens by role", roles, evaluation, made))
     if evaluation.out is not None:
         written = [evaluation.out / name for name in (SAMPLES, SUMMARY, EPISODES, REPORT)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
@@ -252,7 +254,8 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
         return "–"
     if name == "low":
         return f"{100 * value:.0f}–{100 * row['high']:.0f}"
-    return f"{value:,.0f}" if name.startswith("tokens") else f"{value:.1f}" if name == "turns" else percent(value)
+    counts = name.startswith("tokens") or name.endswith((" tokens", "computed"))
+    return f"{value:,.0f}" if counts else f"{value:.1f}" if name == "turns" else percent(value)
 
 
 def _print_ungraded(evaluation: Evaluation) -> None:

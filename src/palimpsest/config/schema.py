@@ -48,6 +48,10 @@ class RoleConfig(Strict):
 
     model: str | None = None
     """A separate model, named as in `model.path`, with the same tokenizer. null: the run's weights."""
+    temperature: float | None = Field(None, ge=0)
+    """null: that of the agent's turns."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Most tokens of a reply. null: the policy's budget for the turn."""
 
 
 class OverlongConfig(Strict):

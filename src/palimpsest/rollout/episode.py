@@ -19,7 +19,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -63,22 +63,32 @@ def _error_text(kind: str, message: str) -> str:
 # ---- Roles ---------------------------------------------------------------------------------------------------
 
 
-Roles = Mapping[str, Sampler | None]
-"""Name to the sampler of a separate model; None: the run's model."""
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What takes the turns of a role."""
+
+    sampler: Sampler | None = None
+    """Of a separate model; None: the run's model."""
+    temperature: float | None = None
+    """None: the agent's."""
+    max_tokens: int | None = None
+    """Most tokens of a reply, if the policy's budget is larger."""
 
 
-def sampler_of(role: str | None, roles: Roles, default: Sampler) -> Sampler:
-    """The sampler that takes a turn of `role`; None is the agent. Raises ConfigError for an unknown role."""
-    if role is None:
-        return default
-    if role not in roles:
+Roles = Mapping[str, Role]
+
+
+def role_of(name: str | None, roles: Roles) -> Role:
+    """What takes a turn of role `name`; None is the agent. Raises ConfigError for an unknown role."""
+    if name is None:
+        return Role()
+    if name not in roles:
         available = f"known: {', '.join(roles)}" if roles else "there are none"
         raise ConfigError(
-            f"role {role!r} of a turn is unknown{nearest(role, roles)}; {available}: name it in the recipe, e.g. "
-            f"roles: {{{role}: {{}}}}"
+            f"role {name!r} of a turn is unknown{nearest(name, roles)}; {available}: name it in the recipe, e.g. "
+            f"roles: {{{name}: {{}}}}"
         )
-    theirs = roles[role]
-    return default if theirs is None else theirs
+    return roles[name]
 
 
 # ---- One episode ---------------------------------------------------------------------------------------------
@@ -190,10 +200,10 @@ class Recorder:
 
     def _begin(self, prompt_ids: Sequence[int], name: str, max_tokens: int, role: str | None) -> Call:
         """The next call, with its number."""
-        sampler_of(role, self._roles, self._sampler)
+        most = role_of(role, self._roles).max_tokens
         self._flight.begin(self._calls)
         self.notify(self._calls)
-        call = Call(self._calls, name, tuple(prompt_ids), max_tokens, role)
+        call = Call(self._calls, name, tuple(prompt_ids), min(max_tokens, most or max_tokens), role)
         self._calls += 1
         return call
 
@@ -279,16 +289,17 @@ class Recorder:
         return self._on_token if first else None
 
     def _params(self, call: Call) -> SamplingParams:
+        temperature = role_of(call.role, self._roles).temperature
         return SamplingParams(
             max_tokens=call.max_tokens,
-            temperature=self._sampling.temperature,
+            temperature=self._sampling.temperature if temperature is None else temperature,
             top_p=self._sampling.top_p,
             stop_ids=self.codec.stop_ids,
             seed=derive_seed(*self._key, call.step),
         )
 
     async def _attempts(self, call: Call, failures: list[SamplerFailed]) -> Completion:
-        sampler, params = sampler_of(call.role, self._roles, self._sampler), self._params(call)
+        sampler, params = role_of(call.role, self._roles).sampler or self._sampler, self._params(call)
         on_token = self._listener(call)
         session = self._session if self._shares_prefixes or not call.step else None
         streamed = list[int]()  # a second attempt samples the same ones

@@ -19,6 +19,7 @@ from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
 from palimpsest.events import DocumentTruncated, Pruned, PruneRefused, ToolCalled, ToolFailed, of_type
 from palimpsest.metrics.memory_metrics import mean, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
+from palimpsest.metrics.token_costs import token_costs
 from palimpsest.rollout.segments import segments_of
 from palimpsest.rollout.variant import is_variant
 from palimpsest.text.codec import Codec
@@ -126,10 +127,13 @@ def _breakdown(groups: Sequence[Group]) -> dict[str, float | None]:
 
 def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
     outcomes = Counter(trajectory.outcome.value for trajectory in episodes)
+    costs = [token_costs(episode) for episode in episodes]
+    names = dict.fromkeys(name for one in costs for name in one)
     return {
         "episode/turns": mean(float(len(episode.turns)) for episode in episodes),
         "episode/sampled_tokens": mean(float(episode.sampled_tokens) for episode in episodes),
         "episode/prompt_tokens": mean(float(episode.prompt_tokens) for episode in episodes),
+        **{f"episode/{name}": mean(one.get(name) for one in costs) for name in names},
         "episode/documents_cut": float(sum(bool(of_type(one.events, DocumentTruncated)) for one in episodes)),
         **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
     }

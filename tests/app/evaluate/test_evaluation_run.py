@@ -33,6 +33,28 @@ HOSTILE = "a\x1b[31m\x01[red]$x_$ $b"
 WORDS = ["chunk_size=64", "memory_tokens=8", "question_tokens=64", "answer_tokens=8"]
 
 
+def test_tokens_are_shown_by_role_if_a_role_takes_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"chunk_size": 36, "question_tokens": 32, "memory_tokens": 16, "answer_tokens": 8, "prompts": "short"}
+    roles: dict[str, Any] = {"roles.reader.temperature": 0.0, "roles.reader.max_tokens": 2}
+    shared: dict[str, Any] = {"chunks": 2, "limit": 2, "baselines": False, "quiet": True}
+    named = palimpsest.evaluate(
+        "embedded",
+        "synthetic",
+        policy="examples.frozen_reader:FrozenReaderPolicy",
+        overrides=roles | {f"policy.options.{name}": value for name, value in options.items()},
+        **shared,
+    )
+    (row,) = named.table
+    read = sum(sample.measures["role_tokens/reader"] for sample in named.samples) / 2
+    assert (row["reader tokens"], row["turns"]) == (round(read), 3.0)
+    assert row["agent tokens"] + row["reader tokens"] == pytest.approx(row["tokens"], abs=1)
+    assert row["agent computed"] + row["reader computed"] == pytest.approx(row["computed"], abs=1)
+    show_evaluation(named)
+    assert "tokens by role" in capsys.readouterr().out
+    (plain,) = palimpsest.evaluate("embedded", "synthetic", **shared).table
+    assert not [name for name in plain if name.endswith(" tokens")]
+
+
 def test_foreign_names_steer_no_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path, palimpsest: Run) -> None:
     stdout().print(table(HOSTILE, [HOSTILE, HOSTILE], [[HOSTILE, HOSTILE]]))
     Terminal(live=False).message(f"{HOSTILE}\nsecond line")

@@ -178,6 +178,12 @@ def _columns(name: str, summary: EvalSummary) -> dict[str, Any]:
         "recall hits": measures.get("recall_hit_rate"),
         "turns": summary.turns_per_document,
         "tokens": round(summary.tokens_per_document),
+        "computed": None if "computed_tokens" not in measures else round(measures["computed_tokens"]),
+        **{
+            f"{role} {kind.removeprefix('role_')}": round(value)
+            for kind, _, role in (name.partition("/") for name in measures)
+            if kind.startswith("role_") and (value := measures[f"{kind}/{role}"]) is not None
+        },
         "tokens/correct": None if summary.tokens_per_correct is None else round(summary.tokens_per_correct),
     }
     return {name: value for name, value in figures.items() if value is not None}

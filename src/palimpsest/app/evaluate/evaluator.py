@@ -21,6 +21,7 @@ from palimpsest.evaluation.runner import Arena, Entry, Measure, Samples, play_en
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.metrics.memory_metrics import evidence_position, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
+from palimpsest.metrics.token_costs import token_costs
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.speculation import Speculation
 from palimpsest.training.step_metrics import tool_measures
@@ -94,4 +95,5 @@ class Evaluator:
 def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> dict[str, float]:
     """Measures of an episode apart from its grade: copy fidelity, memory length, prunes, evidence position..."""
     measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tool_measures(trajectory)
+    measured |= token_costs(trajectory)
     return {name: value for name, value in measured.items() if value is not None} | evidence_position(problem)
