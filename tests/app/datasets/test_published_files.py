@@ -95,7 +95,6 @@ def fetch(server: Server, palimpsest: Run, monkeypatch: pytest.MonkeyPatch) -> C
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", server.url + path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(published_files, "_PATIENCE", 0.5)
     return lambda *words, out: palimpsest("data", "download", *map(str, words), "--out", str(out))
 
 
@@ -182,8 +181,14 @@ def test_a_file_has_the_sha256_that_the_hub_announces(
     ],
 )
 def test_a_download_of_a_few_bytes_per_second_ends(
-    faults: dict[str, Any], reason: str, server: Server, fetch: Callable[..., Done], tmp_path: Path
+    faults: dict[str, Any],
+    reason: str,
+    server: Server,
+    fetch: Callable[..., Done],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(published_files, "_PATIENCE", 0.5)
     vars(server).update(faults)
     done = fetch("owner/set/data/file.json", out=tmp_path / "new")
     assert (done.returncode, reason in done.stderr.splitlines()[-1]) == (2, True)
