@@ -120,8 +120,8 @@ def test_a_thousand_turns_are_not_compared_pair_by_pair(monkeypatch: pytest.Monk
         compared.append(stop - start)
         return first_difference(left, right, start, stop)
 
-    first_difference = segments_module._first_difference
-    monkeypatch.setattr(segments_module, "_first_difference", counting)
+    first_difference = segments_module.first_difference
+    monkeypatch.setattr(segments_module, "first_difference", counting)
     shared = tuple(range(500))
     reads = [turn(i, (*shared, 5000 + i // 10, 6000 + i), (6, 7)) for i in range(1000)]
     assert len(segments_of(make_episode(*reads))) == 1000

@@ -12,6 +12,7 @@ Its options are the parameters of its constructor (the fields of a dataclass), c
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,14 +75,14 @@ class Model(Protocol):
         `MemoryWritten.sources`. If a call fails, the others are cancelled and its error is raised.
         """
         shared: dict[str, Any] = {"name": name, "max_tokens": max_tokens, "role": role}
-        of_turns = notes or [{}] * len(prompts)
-        return [await self.generate(prompt, **shared, **note) for prompt, note in zip(prompts, of_turns, strict=True)]
+        pairs = zip(prompts, notes or [{}] * len(prompts), strict=True)
+        return list(await asyncio.gather(*(self.generate(prompt, **shared, **note) for prompt, note in pairs)))
 
     def event(self, what: What | str, /, *, turn: int | None = None, **detail: Any) -> None:
         """Record an event between turns: one of events.py, or a custom name with details.
 
         `turn`: number of the turn that it belongs to (`Completion.turn`); None: the latest call. Raises ValueError for
-        a declared name with other fields, or a turn that hasn't begun.
+        a declared name with other fields, or a turn that has not started.
         """
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ from palimpsest.text.tool_calls import call_text
 from palimpsest.types import Completion, Problem, Question, StopReason
 
 MAX_CALLS = 2_000
-_LATE = 5
+_LATE = 5  # calls side by side whose replies come in reverse order
 WORDS = 600
 """Words of the test document; each occurs once."""
 
@@ -84,18 +84,6 @@ class ScriptedModel(Model):
         ids = tuple(self.reply(prompt_ids, max_tokens))[:max_tokens]
         stop = StopReason.STOP if len(ids) < max_tokens else StopReason.LENGTH
         return Completion(ids, (0.0,) * len(ids), stop, turn=number)
-
-    async def generate_all(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        name: str,
-        max_tokens: int,
-        role: str | None = None,
-        notes: Sequence[Mapping[str, Any]] = (),
-    ) -> list[Completion]:
-        calls = (self.generate(prompt, name=name, max_tokens=max_tokens, role=role) for prompt in prompts)
-        return list(await asyncio.gather(*calls))
 
     def event(self, what: What | str, /, *, turn: int | None = None, **detail: Any) -> None:
         self.events.append(Event(as_event(what, detail), len(self.prompts) if turn is None else turn + 1))

@@ -193,7 +193,8 @@ class Recorder:
                     self._flight.tasks[call.step] = running.create_task(turn)
             return [self._turns[call.step].completion for call in calls]
         except BaseExceptionGroup as failures:
-            raise deciding(failures) from None  # the others were cancelled because of it
+            error = deciding(failures)
+            raise error from error.__cause__  # the others were cancelled because of it
         finally:
             for call in calls:
                 self._flight.end(call.step)  # failed, or cancelled before it started
@@ -465,7 +466,7 @@ async def _ending(
             or being_cancelled()
             or not isinstance(error, Exception | asyncio.CancelledError)
         ):
-            raise error from None  # lost for every episode
+            raise error from error.__cause__  # for every episode
         if limit.expired():
             recorder.event(TimedOut(timeout_s))
             return Answered(None, Outcome.TIMED_OUT)

@@ -122,7 +122,8 @@ class Player:
             async with asyncio.TaskGroup() as running:
                 tasks = [running.create_task(episode(rollout)) for rollout in range(self.group_size)]
         except BaseExceptionGroup as failures:
-            raise deciding(failures) from None  # the others were cancelled because of it
+            error = deciding(failures)
+            raise error from error.__cause__  # the others were cancelled because of it
         played = [task.result() for task in tasks]
         return Group(problem, tuple(trajectory for trajectory, _ in played), tuple(grade for _, grade in played), key)
 

@@ -200,7 +200,7 @@ class _PrefixTree:
             if child is None:
                 node.children[tokens[depth]] = _Edge(tokens, owner, depth, len(tokens))
                 break
-            depth = _first_difference(child.tokens, tokens, depth, min(child.end, len(tokens)))
+            depth = first_difference(child.tokens, tokens, depth, min(child.end, len(tokens)))
             nearest = child.owner
             if depth < min(child.end, len(tokens)):
                 child = _split(node, child, depth)
@@ -215,10 +215,10 @@ def _split(node: _Edge, child: _Edge, depth: int) -> _Edge:
     return upper
 
 
-def _first_difference(left: Tokens, right: Tokens, start: int, stop: int) -> int:
+def first_difference(left: Tokens, right: Tokens, start: int, stop: int) -> int:
     """The first index in [start, stop) where the two differ, otherwise `stop`.
 
-    >>> _first_difference((1, 2, 3), (1, 2, 4), 0, 3), _first_difference((1, 2), (1, 2), 0, 2)
+    >>> first_difference((1, 2, 3), (1, 2, 4), 0, 3), first_difference((1, 2), (1, 2), 0, 2)
     (2, 2)
     """
     while start < stop:

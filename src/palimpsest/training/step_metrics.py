@@ -19,8 +19,8 @@ from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
 from palimpsest.events import DocumentTruncated, Pruned, PruneRefused, ToolCalled, ToolFailed, of_type
 from palimpsest.metrics.memory_metrics import mean, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
-from palimpsest.metrics.token_costs import token_costs
 from palimpsest.rollout.segments import segments_of
+from palimpsest.rollout.token_costs import token_costs
 from palimpsest.rollout.variant import is_variant
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group, Trajectory

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import palimpsest
 from palimpsest.config.schema import CreditConfig
 from palimpsest.rollout.segments import segments_of
+from palimpsest.rollout.token_costs import common_length
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
-from palimpsest.viewer.analysis.prefix_forest import Computed, common_length, prefix_forest
+from palimpsest.viewer.analysis.prefix_forest import Computed, prefix_forest
 from palimpsest.viewer.records.sources import Library
 from palimpsest.viewer.screens.group_screen import Opened
 from palimpsest.viewer.screens.viewer_api import ViewerApi

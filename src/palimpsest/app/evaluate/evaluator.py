@@ -21,9 +21,9 @@ from palimpsest.evaluation.runner import Arena, Entry, Measure, Samples, play_en
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.metrics.memory_metrics import evidence_position, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
-from palimpsest.metrics.token_costs import token_costs
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.speculation import Speculation
+from palimpsest.rollout.token_costs import token_costs
 from palimpsest.training.step_metrics import tool_measures
 from palimpsest.types import Grade, Group, Problem, Trajectory
 

@@ -26,10 +26,9 @@ from palimpsest.credit.assign import credit_group, has_signal
 from palimpsest.errors import PalimpsestError
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.rollout.segments import segments_of
+from palimpsest.rollout.token_costs import common_length, distinct_tokens
 from palimpsest.types import Group, Segment, Trajectory
 from palimpsest.viewer.analysis.token_words import Tokens
-
-_BLOCK = 256  # tokens compared at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +101,7 @@ def computed(segments: Sequence[tuple[Segment, Sequence[float]]]) -> Computed:
     for segment, advantages in segments:
         if any(advantages):
             rows.append(segment.token_ids[: segment.positions[-1]])
-    rows.sort()
-    shared = sum(common_length(a, b) for a, b in pairwise(rows))
-    total = sum(map(len, rows))
-    return Computed(len(rows), total, total - shared)
+    return Computed(len(rows), sum(map(len, rows)), distinct_tokens(rows))
 
 
 def prefix_forest(trajectories: Sequence[Trajectory]) -> GroupForest:
@@ -119,20 +115,6 @@ def prefix_forest(trajectories: Sequence[Trajectory]) -> GroupForest:
     nodes: list[Node] = []
     _grow(nodes, rows, shared, (0, len(rows)), 0, None)
     return GroupForest(tuple(rows), tuple(nodes))
-
-
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix of two sequences.
-
-    >>> common_length((1, 2, 3), (1, 2, 4, 5)), common_length((), (1,))
-    (2, 0)
-    """
-    start, size = 0, min(len(a), len(b))
-    while start < size and a[start : start + _BLOCK] == b[start : start + _BLOCK]:
-        start += _BLOCK
-    while start < size and a[start] == b[start]:
-        start += 1
-    return min(start, size)
 
 
 def _row(rollout: int, number: int, segment: Segment) -> GroupForestRow:

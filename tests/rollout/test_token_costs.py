@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palimpsest.metrics.token_costs import computed_tokens, shared_prefix, token_costs
+from palimpsest.rollout.token_costs import common_length, computed_tokens, token_costs
 from palimpsest.types import Completion, Outcome, StopReason, Trajectory, Turn
 
 IDS = st.lists(st.integers(0, 2), max_size=8).map(tuple)
@@ -26,7 +26,7 @@ def test_computed_tokens_are_the_distinct_prefixes(pairs: list[tuple[tuple[int, 
 @given(IDS, IDS)
 def test_a_shared_prefix_ends_at_the_first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> None:
     equal = [a == b for a, b in zip(one, other, strict=False)]
-    assert shared_prefix(one, other) == (equal.index(False) if False in equal else len(equal))
+    assert common_length(one, other) == (equal.index(False) if False in equal else len(equal))
 
 
 def test_costs_by_role_are_there_if_a_role_took_a_turn() -> None:

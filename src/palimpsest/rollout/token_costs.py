@@ -8,9 +8,10 @@ Not covered: prefixes shared with other episodes, whole blocks of a cache, evict
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from palimpsest.rollout.segments import first_difference
 from palimpsest.types import Trajectory, Turn
 
 AGENT = "agent"
@@ -26,21 +27,22 @@ def computed_tokens(turns: Sequence[Turn]) -> int:
     >>> computed_tokens([Turn(prompt, reply, 0, "read") for prompt, reply in zip(prompts, replies)])
     7
     """
-    rows = sorted((*turn.prompt_ids, *turn.completion.token_ids) for turn in turns)
-    return sum(map(len, rows)) - sum(shared_prefix(before, row) for before, row in pairwise(rows))
+    return distinct_tokens([(*turn.prompt_ids, *turn.completion.token_ids) for turn in turns])
 
 
-def shared_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the longest common prefix.
+def distinct_tokens(rows: Sequence[tuple[int, ...]]) -> int:
+    """Tokens of sequences without those in a prefix that two share: the nodes of their trie."""
+    ordered = sorted(rows)
+    return sum(map(len, ordered)) - sum(common_length(before, row) for before, row in pairwise(ordered))
 
-    >>> shared_prefix((1, 2, 3), (1, 2, 4)), shared_prefix((1, 2), (1, 2, 4)), shared_prefix((), (1,))
-    (2, 2, 0)
+
+def common_length(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """Length of the common prefix of two sequences.
+
+    >>> common_length((1, 2, 3), (1, 2, 4, 5)), common_length((), (1,))
+    (2, 0)
     """
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low
+    return first_difference(a, b, 0, min(len(a), len(b)))
 
 
 def token_costs(trajectory: Trajectory) -> dict[str, float]:
@@ -55,3 +57,15 @@ def token_costs(trajectory: Trajectory) -> dict[str, float]:
             tokens = sum(len(turn.prompt_ids) + len(turn.completion.token_ids) for turn in by_role[role])
             costs |= {f"role_tokens/{role}": float(tokens), f"role_computed/{role}": computed[role]}
     return costs
+
+
+def costs_by_role(costs: Mapping[str, float]) -> Iterator[tuple[str, str, float]]:
+    """(`tokens` or `computed`, role, number) of those in `token_costs`.
+
+    >>> list(costs_by_role({"computed_tokens": 9.0, "role_tokens/reader": 8.0}))
+    [('tokens', 'reader', 8.0)]
+    """
+    for name, value in costs.items():
+        kind, _, role = name.partition("/")
+        if kind.startswith("role_"):
+            yield kind.removeprefix("role_"), role, value
