@@ -132,11 +132,11 @@ def delete_the_run(step, metrics, timings, folder=None):
 def test_a_run_whose_folder_is_deleted_ends_with_an_error_and_creates_no_new_one(
     refused: Refused, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "custom_sinks.py").write_text(SINK)
+    (tmp_path / "deleting_sinks.py").write_text(SINK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     settings = small_run(tiny_model_folder, max_steps=4, save_steps=2) | {
-        "logging.report_to": ["custom_sinks:delete_the_run", "jsonl"]
+        "logging.report_to": ["deleting_sinks:delete_the_run", "jsonl"]
     }
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     message = refused(*TRAIN, "run", *words)
