@@ -45,6 +45,20 @@ class MemoryWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class PassEnded:
+    """A reading of the whole document ended."""
+
+    kind: ClassVar[str] = "reading_pass"
+    number: int
+    """0 for the first."""
+    of: int
+    """Most readings."""
+    sections: int
+    found: int
+    """Sections that added something."""
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryCut:
     """A memory exceeded its budget and lost its end."""
 
@@ -273,7 +287,7 @@ class Plain:
 
 
 _Memories = DocumentTruncated | MemoryWritten | MemoryCut | EmptyMemoryKept | MemoryUngrounded
-_Replies = ReplyMalformed | Recalled | PastShown | ReadingEnded
+_Replies = ReplyMalformed | Recalled | PastShown | ReadingEnded | PassEnded
 _Tools = ToolCalled | ToolFailed | Pruned | PruneRefused | ExchangesDropped | SummedUp
 _Samplers = SamplerFailed | OnlyReasoned | PromptCut | PromptOverflowed
 _Library = _Samplers | TimedOut | PolicyFailed | VariantPlayed | Replayed

@@ -54,6 +54,7 @@ NOTES: Mapping[str, str] = {
     "training_layers": "training adds to reward.name={reward}: {layers}; evaluation doesn't",
     "rows_too_long": "{path}: skipped {count} of {total} rows, longer than {tokens} tokens",
     # an evaluation
+    "left_blank": "{name}: left blank; {reason}",
     "documents_cut_by": "{count} of {total} documents exceed the limit of {policies}, which cuts them",
     "episodes_played_before": "{count:,} of {total:,} episodes exist already",
     "episodes_not_requested": "excluded {count:,} episodes of earlier calls that the last call did not request",

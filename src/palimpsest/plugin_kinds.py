@@ -56,6 +56,8 @@ KINDS: dict[str, PluginKind] = {
         {
             "overwrite": "palimpsest.memory.overwrite:OverwritePolicy",
             "recall": "palimpsest.memory.recall:RecallPolicy",
+            "parallel": "palimpsest.memory.parallel:ParallelPolicy",
+            "lead": "palimpsest.memory.lead:LeadPolicy",
             "retrieval": "palimpsest.memory.recall:RetrievalPolicy",
             "full_context": "palimpsest.memory.document_baselines:FullContextPolicy",
             "sliding_window": "palimpsest.memory.document_baselines:SlidingWindowPolicy",
@@ -172,6 +174,8 @@ _MEANT = {
     ("engine", "vllm"): "for vLLM set sampler.name=vllm",
     ("policy", "memagent"): "MemAgent's is overwrite",
     ("policy", "rememr1"): "ReMemR1's is recall",
+    ("policy", "pi_mem"): "PI-Mem's is parallel",
+    ("policy", "parser"): "PARSER's is lead",
     ("policy", "memact"): "MemAct's is prune",
     ("reward", "judge"): "set reward.name=final_answer reward.final_answer.match=judge",
     ("rule", "gae"): "there is no critic",

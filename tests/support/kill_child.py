@@ -1,4 +1,4 @@
-"""A small run to be killed: python kill_child.py fakes|engine[+AHEAD] FOLDER [MODEL].
+"""A small run to be killed: python kill_child.py fakes|engine[/POLICY][+AHEAD] FOLDER [MODEL].
 
 Prints "training" before the first step. Resumes a run in the folder.
 """
@@ -47,12 +47,12 @@ class SlowLearner(HashLearner):
         return written
 
 
-def config(model: str, ahead: int = 0) -> RunConfig:
+def config(model: str, ahead: int = 0, policy: str = "overwrite") -> RunConfig:
     sizes = {"chunk_size": 48, "question_tokens": 64, "memory_tokens": 12, "answer_tokens": 6, "prompts": "short"}
     train = {"max_steps": STEPS, "batch_size": 2, "group_size": 4, "num_minibatches": 2, "save_steps": 3}
     sections = {
         "model": {"path": model},
-        "policy": {"name": "overwrite", "options": sizes},
+        "policy": {"name": policy, "options": sizes},
         "data": {"synthetic": {"facts_per_chunk": 1}, "curriculum": {"chunks": [1, 2], "advance_at": 0.3}},
         "credit": {"dynamic_sampling": {"max_refills": 1}},
         "optim": {"learning_rate": 1e-3, "warmup_steps": 3},
@@ -80,8 +80,9 @@ def with_fakes(_run: RunConfig) -> dict[str, Any]:
 
 def run(kind: str, path: Path, model: str, *watchers: Logger) -> None:
     name, _, ahead = kind.partition("+")
-    settings = config(model, int(ahead or 0))
-    components = with_engine(settings) if name == "engine" else with_fakes(settings)
+    engine, _, policy = name.partition("/")
+    settings = config(model, int(ahead or 0), policy or "overwrite")
+    components = with_engine(settings) if engine == "engine" else with_fakes(settings)
     with open_run(path, settings, resume=True) as folder:
         trainer = make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), *watchers]), **components)
         print("training", flush=True)

@@ -53,10 +53,11 @@ class Stopper(Logger):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+@pytest.mark.parametrize("kind", ["engine+1", "engine/parallel"])
 def test_the_embedded_engine_interrupted_and_resumed_ends_as_the_same_bytes(
-    tmp_path: Path, tiny_model_folder: Path
+    tmp_path: Path, tiny_model_folder: Path, kind: str
 ) -> None:
-    kind, model = "engine+1", str(tiny_model_folder)
+    model = str(tiny_model_folder)
     run(kind, tmp_path / "whole", model)
     run(kind, tmp_path / "run", model, Stopper(4))
     assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 4

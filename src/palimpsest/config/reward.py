@@ -11,7 +11,10 @@ from palimpsest.plugin_kinds import KINDS
 
 REWARDS = tuple(KINDS["reward"].shipped)
 """The shipped rewards."""
-LAYERS = ("state", "unsupported_penalty", "truncated_penalty", "final_answer.constraint_penalty", "layers")
+LAYERS = (
+    *("state", "unsupported_penalty", "truncated_penalty", "pass_bonus"),
+    *("final_answer.constraint_penalty", "layers"),
+)
 """Keys that only training reads: changes to the answer's grade, in this order."""
 
 
@@ -133,6 +136,9 @@ class RewardConfig(Strict):
     truncated_penalty: float = Field(0.0, ge=0, le=1)
     """Training only: multiplies a positive reward by 1 - this value if the answer exceeded its budget. 0 as published:
     a right box within a reply that never ends earns the full reward; 1: none."""
+    pass_bonus: float = Field(0.0, ge=0)
+    """Training only, for policy.name=parallel: a positive reward after k of at most K passes increases by this value x
+    (K - k) / (K - 1) (PI-Mem: 0.2)."""
     timeout_s: float | None = Field(600.0, gt=0)
     """Seconds per call of a custom reward or layer; a slower episode is ungraded. null: no limit."""
     state: StateRewardConfig | None = None

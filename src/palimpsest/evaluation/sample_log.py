@@ -77,6 +77,15 @@ class Cell:
         return sized if self.set in GENERATED else f"{self.set}, {sized}"
 
     @property
+    def family(self) -> str:
+        """The set without the size at the end of its name.
+
+        >>> Cell("needle_64", None, None, "recall").family, Cell("qa-32k", None, None, "recall").family
+        ('needle', 'qa')
+        """
+        return re.sub(r"[-_. ]?\d+[kK]?$", "", self.set)
+
+    @property
     def title(self) -> str:
         """Unique text of player and part.
 

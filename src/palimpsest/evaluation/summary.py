@@ -246,10 +246,16 @@ def summarise(
 
 
 def by_player(summaries: Sequence[EvalSummary], players: Iterable[str] = ()) -> tuple[EvalSummary, ...]:
-    """Summaries of `players` in their order, then of others; each from short to long."""
-    names = dict.fromkeys([*players, *(summary.cell.player for summary in summaries)])
+    """Summaries of `players` in their order, then of others; each by family of sets, and in it from short to long."""
+    cells = [summary.cell for summary in summaries]
+    names = dict.fromkeys([*players, *(cell.player for cell in cells)])
     order = {player: index for index, player in enumerate(names)}
-    return tuple(sorted(summaries, key=lambda summary: (order[summary.cell.player], summary.by_length)))
+    families = {name: index for index, name in enumerate(dict.fromkeys(cell.family for cell in cells))}
+
+    def place(row: EvalSummary) -> tuple[int, int, tuple[int, float]]:
+        return order[row.cell.player], families[row.cell.family], row.by_length
+
+    return tuple(sorted(summaries, key=place))
 
 
 def interval_notes(rows: Mapping[str, EvalSummary]) -> list[Note]:

@@ -103,6 +103,13 @@ def newline_ids(codec: Codec, count: int = 1) -> frozenset[int]:
     return frozenset(i for i in range(codec.vocab_size) if "\n" * count in codec.decode([i]))
 
 
+def cut(ids: Sequence[int], codec: Codec, chunk_size: int, boundary: Boundary) -> list[list[int]]:
+    """The chunks of a document, each of at most `chunk_size` tokens."""
+    newlines = newline_ids(codec) if boundary != "token" else frozenset()
+    blank_lines = newline_ids(codec, 2) if boundary == "paragraph" else None
+    return [list(chunk) for chunk in split(ids, chunk_size, newlines, blank_lines)]
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A document as the episodes of its group read it."""
@@ -173,7 +180,7 @@ class OverwritePolicy(MemoryPolicy):
 
     def templates(self, codec: Codec) -> tuple[Template, Template]:
         """The read and the answer prompt, tokenised once per codec."""
-        read, answer = self.shown_texts()
+        read, answer, *_ = self.shown_texts()
         return self.texts.template(codec, read), self.texts.template(codec, answer)
 
     def required_context(self, codec: Codec) -> int:
@@ -207,9 +214,7 @@ class OverwritePolicy(MemoryPolicy):
         """The chunks an episode reads, in order."""
         if self.max_chunks is not None:
             ids = truncate(ids, self.max_chunks * self.chunk_size, self.overlong)
-        newlines = newline_ids(codec) if self.chunk_boundary != "token" else frozenset()
-        blank_lines = newline_ids(codec, 2) if self.chunk_boundary == "paragraph" else None
-        return [list(chunk) for chunk in split(ids, self.chunk_size, newlines, blank_lines)]
+        return cut(ids, codec, self.chunk_size, self.chunk_boundary)
 
     def prepare(self, problem: Problem, codec: Codec) -> Document | None:
         self.admit(problem, codec)
@@ -292,14 +297,15 @@ class OverwritePolicy(MemoryPolicy):
 
         `read`: sources in the prompt other than `memory`.
         """
+        turn = completion.turn
         written = without_thinking(completion.token_ids, model.codec, before)[: self.memory_tokens]
         if completion.stop_reason is StopReason.GIVEN:
             return written
         if not written and (self.empty_memory == "keep" or self.grounded != "off"):
-            model.event(EmptyMemoryKept())
+            model.event(EmptyMemoryKept(), turn=turn)
             return memory
         cut_off = completion.stop_reason is StopReason.LENGTH
-        return self.sifted(memory, written, (*read, memory), model, cut_off)
+        return self.sifted(memory, written, (*read, memory), model, cut_off, turn)
 
     def sifted(
         self,
@@ -308,10 +314,11 @@ class OverwritePolicy(MemoryPolicy):
         sources: Sequence[Sequence[int]],
         model: Model,
         cut_off: bool,
+        turn: int | None = None,
     ) -> list[int]:
         """The part of `written` that passes the option `grounded`; `memory` if nothing passes.
 
-        `cut_off`: a budget ended `written`.
+        `cut_off`: a budget ended `written`. `turn`: the turn that wrote it; None: the latest.
         """
         if self.grounded == "off":
             return written
@@ -319,7 +326,7 @@ class OverwritePolicy(MemoryPolicy):
         result = left.ids or memory
         if left.dropped or not left.ids:
             units, reasons = zip(*left.dropped, strict=True) if left.dropped else ((), ())
-            model.event(MemoryUngrounded(units, reasons, tuple(result), changed=bool(left.ids)))
+            model.event(MemoryUngrounded(units, reasons, tuple(result), changed=bool(left.ids)), turn=turn)
         return result
 
 

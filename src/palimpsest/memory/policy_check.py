@@ -170,7 +170,8 @@ def _problem(policy: MemoryPolicy, name: str, question: str, document: str) -> P
 def _searching(policy: MemoryPolicy, codec: Codec) -> dict[str, Callable[[Sequence[int], int], Sequence[int]]]:
     if not isinstance(policy, ToolAgentPolicy):
         return {}
-    call = call_text("search", {"query": "part"}, policy.style(codec))
+    name = next((spec.name for spec in policy.specs), "search")
+    call = call_text(name, {"query": "part"}, policy.style(codec))
     ids = [*codec.encode_trusted(call), codec.stop_ids[0]]
     return {"searches without end": lambda prompt, limit: ids}
 
@@ -299,7 +300,7 @@ def _roles(played: dict[str, ScriptedModel]) -> list[Finding]:
 
 async def _document(policy: MemoryPolicy, played: dict[str, ScriptedModel], words: Sequence[str]) -> Finding:
     """Uses the model that sees most words, since a policy may end its reading because of a reply."""
-    shown = {name: await _first_shown(policy, played[name], words) for name in _SAYS_NO_WORD}
+    shown = {name: await _first_shown(policy, played[name], words) for name in _SAYS_NO_WORD if name in played}
     most = max(shown.values(), key=lambda calls: sum(call is not None for call in calls.values()))
     for calls in shown.values():
         if any(later < earlier for earlier, later in itertools.pairwise(c for c in calls.values() if c is not None)):
@@ -324,7 +325,7 @@ def _lost(policy: MemoryPolicy, shown: dict[str, int | None], lost: Sequence[str
     return Finding("document", False, f"{len(lost)} of {len(shown)} words never reach a prompt, e.g.{lost[0]}")
 
 
-_SAYS_NO_WORD = ("answers briefly", "says nothing", "fills its budget")
+_SAYS_NO_WORD = ("answers briefly", "says nothing", "fills its budget", "searches without end")
 """Models whose replies contain no more of the document than a one-character document also shows."""
 
 

@@ -98,7 +98,7 @@ def admit_all(
     if long:
         raise max(long, key=lambda error: error.tokens)  # so that one fix suffices
     if documents and policy.reads_documents and not any(documents):
-        agents = _shipped(lambda cls: issubclass(cls, ToolAgentPolicy))
+        agents = _shipped(lambda cls: not cls.reads_documents and issubclass(cls, ToolAgentPolicy))
         raise ConfigError(
             f"policy.name: {name} reads documents and these problems have none; to search instead, "
             f"choose one of {agents} (a custom policy that needs none sets reads_documents = False)"

@@ -25,7 +25,9 @@ from palimpsest.config.data import GENERATED, listed
 from palimpsest.config.engine import named
 from palimpsest.config.schema import RunConfig, is_served
 from palimpsest.data.sources.file_source import build_source
+from palimpsest.memory.lead import LeadPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
+from palimpsest.memory.parallel import ParallelPolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.prune import PrunePolicy
@@ -47,6 +49,8 @@ CALL_SHARE, CALL, FILLED, PEAK, PRUNES = 0.3, 400, 0.5, 0.75, 0.4
 HOPS = 2
 """Turns per question of a file: two documents. memact-7b then reads 102,000 tokens for 5 questions; its paper reports
 82,000 to 120,000."""
+PASSES = 2
+"""Readings of a document by `parallel`: most episodes stop after the second (PI-Mem: 76 %)."""
 ENTROPY, RECALL_ENTROPY, TOOL_ENTROPY = 0.3, 0.16, 0.04
 """Nats per token of a memory or answer, of one with recall, and of an agent with tools, as in the quickstarts."""
 SIGNAL = 0.7
@@ -174,7 +178,8 @@ def _episode(policy: MemoryPolicy, sizes: ProblemSizes) -> tuple[list[PlannedRow
         reply = turns * min(CALL, CALL_SHARE * policy.turn_tokens) / segments
         opening, limit = literal + sizes.question, policy.context_tokens
         segment = PlannedRow(opening, max(0.0, PEAK * limit - opening - reply), reply, TOOL_ENTROPY * reply)
-        return [segment] * segments, turns, turns * FILLED * limit
+        readers, read = (turns * sizes.chunks, turns * sizes.document) if isinstance(policy, LeadPolicy) else (0.0, 0.0)
+        return [segment] * segments, turns + readers, turns * FILLED * limit + read
     rows = [PlannedRow(literal + sizes.question + sizes.document, 0, ANSWER, ENTROPY * ANSWER)]
     if isinstance(policy, OverwritePolicy):  # a row per section and question; in the first prompt the memory is empty
         reply, memory = REPLY * policy.written_tokens, REPLY * min(policy.memory_tokens, policy.written_tokens)
@@ -187,6 +192,9 @@ def _episode(policy: MemoryPolicy, sizes: ProblemSizes) -> tuple[list[PlannedRow
         later = PlannedRow(opening + first * section, memory + CHAT + (not first) * section, reply, nats)
         last = PlannedRow(answer - CHAT + sizes.question, memory + CHAT, answered, entropy * answered)
         rows = [PlannedRow(opening + CHAT + section, 0, reply, nats), *[later] * (sizes.chunks - 1)]
+        if isinstance(policy, ParallelPolicy):  # most episodes end with the second pass, which merges nothing
+            again = sizes.chunks * (min(policy.passes, PASSES) - 1)
+            rows = [*[rows[0]] * sizes.chunks, *[later] * (again + 1)]
         rows += [last] * max(1, round(sizes.questions))
     return rows, len(rows), sum(row.shared + row.own for row in rows)
 
@@ -220,12 +228,14 @@ def problem_sizes(config: RunConfig, chunks: int | None = None) -> ProblemSizes:
         questions = fmean(map(_questions, problems))
         question = fmean(size(problem.question) for problem in problems)
     pieces, texts = 1, ["", ""]
+    if isinstance(policy, LeadPolicy):
+        pieces = max(1, math.ceil(document / policy.chunk_size))
     if isinstance(policy, OverwritePolicy):
         document = min(document, policy.chunk_size * (policy.max_chunks or 10**9))
         pieces = max(1, math.ceil(document / policy.chunk_size))
         if codec and problems:
             pieces = max(1, round(fmean(len(policy.chunks(codec.encode(p.context or ""), codec)) for p in problems)))
-        texts = [getattr(policy.texts, name) for name in policy.shown_texts()]
+        texts = [getattr(policy.texts, name) for name in policy.shown_texts()[:2]]
     elif isinstance(policy, ToolAgentPolicy):
         schemas = [str(spec.function()) for spec in policy.specs] if policy.texts.schemas else []
         texts[0] = "".join([*policy.messages(), *schemas])

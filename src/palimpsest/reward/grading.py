@@ -5,7 +5,7 @@
 
     answer    reward.name: a shipped comparison, a judge, or a custom function or class
     layers    in this order: reward.state, reward.unsupported_penalty, reward.truncated_penalty,
-              reward.final_answer.constraint_penalty, then those of reward.layers
+              reward.pass_bonus, reward.final_answer.constraint_penalty, then those of reward.layers
 
 Evaluation uses only the answer (`reward.answer`), training the whole `reward`. Only a call that waits is a coroutine,
 so simple layers need none. `graded` splits an episode with several questions, so that graders and layers see one
@@ -43,7 +43,7 @@ from palimpsest.reward.answer_match import (
 )
 from palimpsest.reward.custom_reward import Caller, CustomLayer, CustomReward, close, fault_of
 from palimpsest.reward.model_judge import Judge
-from palimpsest.reward.turn_rewards import FaithfulLayer, StateLayer
+from palimpsest.reward.turn_rewards import FaithfulLayer, PassLayer, StateLayer
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
@@ -232,6 +232,8 @@ def _layers(config: RewardConfig, codec: Codec) -> Iterator[Layer]:
         yield FaithfulLayer(codec, config.unsupported_penalty)
     if config.truncated_penalty:
         yield TruncatedLayer(config.truncated_penalty)
+    if config.pass_bonus:
+        yield PassLayer(config.pass_bonus)
     if config.final_answer.constraint_penalty:
         yield ConstraintLayer(config.final_answer.constraint_penalty)
     for layer in config.layers:

@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from palimpsest.config.reward import StateRewardConfig
+from palimpsest.events import PassEnded, of_type
 from palimpsest.metrics.memory_metrics import copy_fidelity
 from palimpsest.metrics.reading_trace import GroupTexts, ReadingTurn, readings
 from palimpsest.text.answer_normalization import fold, normalize, tokens
@@ -169,3 +170,27 @@ class FaithfulLayer:
         breakdown = {**grade.breakdown, "unsupported": unsupported, "outcome": grade.value}
         factor = max(0.0, 1.0 - self.penalty * unsupported)
         return replace(grade, value=min(grade.value, grade.value * factor), breakdown=breakdown)
+
+
+# ---- A correct answer after fewer readings of the document earns more ----------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PassLayer:
+    """PI-Mem's bonus for fewer passes (arXiv 2608.03048; its code gives it to correct answers only)."""
+
+    bonus: float
+
+    def __call__(self, problem: Problem, trajectory: Trajectory, grade: Grade) -> Grade:
+        """A positive grade plus bonus * (K - k) / (K - 1) after k of at most K > 1 passes.
+
+        `breakdown` stores the passes.
+        """
+        passes = of_type(trajectory.events, PassEnded)
+        if not passes or passes[-1].of < 2:
+            return grade
+        used, most = len(passes), passes[-1].of
+        grade = replace(grade, breakdown={**grade.breakdown, "passes": float(used)})
+        if grade.value is None or grade.value <= 0:
+            return grade
+        return replace(grade, value=grade.value + self.bonus * (most - used) / (most - 1))

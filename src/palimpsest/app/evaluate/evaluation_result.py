@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,8 @@ class Evaluation:
     """Episodes that this call ran; the others were in the log."""
     folder: Path | None = None
     """Folder with the files of an evaluation recipe, a published protocol."""
+    blank: Mapping[str, str] = field(default_factory=dict)
+    """Why a policy has no row for a part: it does not admit its problems."""
     regraded: Path | None = None
     """Evaluation whose recorded answers were graded again; None: this call ran episodes."""
 
@@ -81,7 +83,8 @@ class Evaluation:
     def notes(self) -> list[Note]:
         """Footnotes of the table."""
         reading = [name for name, summary in self.rows.items() if summary.measures_reading]
-        notes = [Note("measures_reading", names=", ".join(reading))] if reading else []
+        notes = [Note("left_blank", name=name, reason=reason) for name, reason in self.blank.items()]
+        notes += [Note("measures_reading", names=", ".join(reading))] if reading else []
         samples = (*self.samples, *self.baseline_samples)
         for kind in (OnlyReasoned.kind, PromptCut.kind):
             if count := sum(sample.events.get(kind, 0) for sample in samples):

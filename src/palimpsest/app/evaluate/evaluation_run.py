@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -160,7 +160,7 @@ async def evaluate_plan_async(
     cells, skipped = _problems(plan)
     plan, engine = await asyncio.to_thread(_opened, plan, out)
     plan = plan.fitted([outline for problems in cells.values() for outline in outlines(problems)], engine)
-    entries = _entries(plan, cells, engine)
+    entries, blank = _entries(plan, cells, engine)
     _announce(progress, engine, plan.policies, skipped)
     log = {} if out is None or force else _logged(out, _identity(plan, engine))
     if plan.baselines:
@@ -183,6 +183,7 @@ async def evaluate_plan_async(
         seconds=counted.seconds,
         played=counted.played,
         folder=plan.folder,
+        blank=blank,
     )
     _finish(evaluation, cells, engine, progress)
     return evaluation
@@ -210,17 +211,28 @@ def _problems(plan: EvalPlan) -> tuple[CellProblems, list[str]]:
     return read_problems(plan.config, plan.chunks, skipped, plan.documents), skipped
 
 
-def _entries(plan: EvalPlan, cells: CellProblems, engine: Engine) -> list[Entry]:
-    """Every policy on every part, after the policy admits each problem."""
-    entries = list[Entry]()
+def _entries(plan: EvalPlan, cells: CellProblems, engine: Engine) -> tuple[list[Entry], dict[str, str]]:
+    """Every policy on every part whose problems it admits; and why it has no other, by the names of their cells.
+
+    Raises ConfigError or DataError if no policy admits any part.
+    """
+    entries, blank, errors = list[Entry](), dict[str, str](), list[Exception]()
     window = "; ".join(part for part in (f"model {plan.config.model.path}", engine.limits.note) if part)
     for config in plan.policies:
         policy = build_policy(config)
         _check_calls(policy, engine)
-        admit_all(policy, chain.from_iterable(cells.values()), engine.codec, engine.sampler.max_context, window)
-        for cell, problems in cells.items():
-            entries.append(Entry(replace(cell, player=config.name), policy, problems, plan.samples))
-    return entries
+        for part_cell, problems in cells.items():
+            cell = replace(part_cell, player=config.name)
+            try:
+                admit_all(policy, problems, engine.codec, engine.sampler.max_context, window)
+            except (ConfigError, DataError) as error:
+                blank[cell.title] = str(error)
+                errors.append(error)
+            else:
+                entries.append(Entry(cell, policy, problems, plan.samples))
+    if not entries and errors:
+        raise errors[0]
+    return entries, blank
 
 
 def _check_calls(policy: MemoryPolicy, engine: Engine) -> None:

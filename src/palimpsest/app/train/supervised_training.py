@@ -26,6 +26,7 @@ from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import read_identity
+from palimpsest.memory.lead import LeadPolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.progress.reporter import Progress
@@ -40,7 +41,7 @@ from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.training.supervised.conversations import load_conversations
 from palimpsest.training.supervised.lessons import Lessons
-from palimpsest.training.supervised.scripted_episodes import EvidenceLessons, ToolLessons
+from palimpsest.training.supervised.scripted_episodes import EvidenceLessons, LeadLessons, ToolLessons
 from palimpsest.training.supervised.supervised_loop import (
     Selection,
     SupervisedTrainer,
@@ -202,7 +203,7 @@ class Drawn:
 
     def __init__(
         self,
-        lessons: Lessons | EvidenceLessons | ToolLessons,
+        lessons: Lessons | EvidenceLessons | ToolLessons | LeadLessons,
         wanted: ColdStartConfig,
         check: Callable[[Sequence[Trajectory]], None],
     ) -> None:
@@ -248,8 +249,10 @@ async def run_cold_start(
 
 def build_lessons(
     config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec, window: int
-) -> Lessons | EvidenceLessons | ToolLessons:
+) -> Lessons | EvidenceLessons | ToolLessons | LeadLessons:
     """SFT examples in the policy's form, for a model of `window` tokens. Raises ConfigError if none exist for it."""
+    if config.data.train_files == "synthetic" and isinstance(policy, LeadPolicy):
+        return LeadLessons(policy, codec, config.seed)
     if config.data.train_files == "synthetic":
         return Lessons(policy, codec, config.data.synthetic, config.seed, wanted.insight)
     if config.data.train_files not in GENERATED:

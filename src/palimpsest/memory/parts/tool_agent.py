@@ -108,6 +108,10 @@ class ToolEpisode:
     """Ids of results that are errors, which may quote the agent."""
     summary: list[int] = field(default_factory=list)
     """[T] the latest summary."""
+    evidence: dict[str, None] = field(default_factory=dict)
+    """Evidence of readers, in order of its first discovery."""
+    readers: list[int] = field(default_factory=list)
+    """Turns of readers (`Completion.turn`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +267,7 @@ class ToolAgentPolicy(MemoryPolicy):
     async def answer_calls(self, episode: ToolEpisode, completion: Completion, calls: Sequence[Found]) -> None:
         """Answer the calls of a reply and add both to the history. Calls that need no tool come first."""
         immediate = [self.immediate_result(episode, call, number) for number, call in enumerate(calls)]
-        waiting = [self._ask(episode, call) for call, answer in zip(calls, immediate, strict=True) if answer is None]
+        waiting = [self.ask(episode, call) for call, answer in zip(calls, immediate, strict=True) if answer is None]
         brought = iter(await asyncio.gather(*waiting))
         results = []
         for call, at_once in zip(calls, immediate, strict=True):
@@ -277,7 +281,7 @@ class ToolAgentPolicy(MemoryPolicy):
             return Said(call.reason, "unreadable" if call.unread else "malformed")
         if number >= self.parallel_calls:
             return Said(f"not done: at most {self.parallel_calls} calls at once", "too_many")
-        spec = next((tool.spec for tool in self.built if tool.spec.name == call.name), None)
+        spec = next((spec for spec in self.specs if spec.name == call.name), None)
         if spec is None:
             names = [one.name for one in self.specs]
             return Said(
@@ -286,7 +290,8 @@ class ToolAgentPolicy(MemoryPolicy):
         fault = argument_fault(call.arguments, spec.parameters)
         return None if fault is None else Said(fault, "bad_arguments")
 
-    async def _ask(self, episode: ToolEpisode, call: Found) -> Said:
+    async def ask(self, episode: ToolEpisode, call: Found) -> Said:
+        """The answer to a valid call, from its tool."""
         assert isinstance(call, ToolCall)
         tool = next(tool for tool in self.built if tool.spec.name == call.name)
         limit = asyncio.timeout(self.tool_timeout_s)
@@ -295,7 +300,7 @@ class ToolAgentPolicy(MemoryPolicy):
                 text = await tool.call(copy.deepcopy(call.arguments), episode.problem)
             if not isinstance(text, str):
                 return Said(f"{call.name} returned {type(text).__name__}, not text", "exception")
-            return Said(self._cut(text))
+            return Said(self.cut(text))
         except ToolError as error:
             return Said(str(error), "exception")
         except (Exception, asyncio.CancelledError) as error:  # user code: exceptions are reported and counted
@@ -305,7 +310,8 @@ class ToolAgentPolicy(MemoryPolicy):
                 return Said(f"{call.name} gave no answer within {self.tool_timeout_s:g} s", "timeout")
             return Said(f"{call.name} failed: {type(error).__name__}: {error}", "exception")
 
-    def _cut(self, text: str) -> str:
+    def cut(self, text: str) -> str:
+        """A result's text, at most `tool_chars` of it."""
         if len(text) <= self.tool_chars:
             return text
         mark = f"[cut: {self.tool_chars} of {len(text)} characters]"

@@ -17,6 +17,13 @@ data/synthetic/search_problems.py), but not which facts to retain or when:
 The policy or a baseline runs the episode, so that the prompts are those of training. The baselines use no memory
 action and the model's whole window, or summaries. Outcomes are not checked.
 
+Examples of a lead and its readers are episodes on synthetic documents. The script knows neither what to ask nor when
+to stop:
+
+    query     any name in the prompt, of the question or of a result, again and again with probability `ASKS_ON`
+    reader    all sentences of its section about that name, in order, or none
+    answer    the evidence in the prompt and the answer, if all of it is there; otherwise "unknown"
+
 Guaranteed: an example is a pure function of (seed, index), the policy and the problem.
 Not covered: queries of a recalling policy; tool examples on problems without a plan.
 """
@@ -32,9 +39,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from palimpsest.config.data import SearchDataConfig
+from palimpsest.data.synthetic.documents import make_problem
 from palimpsest.data.synthetic.search_problems import SearchStep, SyntheticSearchSource, plan
+from palimpsest.data.synthetic.world import PEOPLE
 from palimpsest.errors import DataError
 from palimpsest.events import Event, What, as_event
+from palimpsest.memory.lead import LeadPolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy, Model, Teachable
 from palimpsest.memory.prune import PrunePolicy
@@ -169,6 +179,7 @@ PLAIN = 0.2  # share of episodes without the memory action
 SUMMARY = 0.1  # share of episodes that sum up instead
 
 _SENTENCE = re.compile(r"[^.:\n]+\.")
+_PEOPLE = frozenset(PEOPLE)
 
 
 class ToolLessons:
@@ -278,3 +289,51 @@ class Teacher(Script):
             objective["name"]: objective["answers"] for objective in self.problem.metadata.get("objectives", ())
         }
         return golds.get(name, self.problem.answers)[0]
+
+
+# ---- SFT examples for a lead and its readers -----------------------------------------------------------------
+
+
+ASKS_ON = 0.35  # probability of another query
+MOST_SECTIONS = 4
+MOST_NEAR_MISSES = 8
+
+_NAME = re.compile(r"\b[A-Z][a-z]+\b")
+
+
+class LeadLessons:
+    """Draws SFT examples for one policy and one codec, of one and two hops."""
+
+    def __init__(self, policy: LeadPolicy, codec: Codec, seed: int) -> None:
+        self.policy, self.codec, self.seed = policy, codec, seed
+
+    def draw(self, index: int) -> Trajectory:
+        rng = keyed_random(self.seed, "lead lesson", index)
+        chunks, near_misses, hops = rng.randint(1, MOST_SECTIONS), rng.randint(0, MOST_NEAR_MISSES), rng.choice((1, 2))
+        problem = make_problem(self.seed, "lessons", index, chunks=chunks, hops=hops, distractor_facts=near_misses)
+        return LeadAndReaders(self.codec, problem, self.policy, rng).played(index)
+
+
+@dataclass
+class LeadAndReaders(Script):
+    """The `memory.policy.Model` of one scripted episode of a lead and its readers."""
+
+    policy: LeadPolicy
+    rng: random.Random
+
+    def reply(self, prompt_ids: Sequence[int], name: str, notes: Mapping[str, Any]) -> list[int]:
+        if name == "read":
+            spans = spans_of(prompt_ids)
+            section, query = (self.codec.decode(prompt_ids[slice(*spans[piece])]) for piece in ("section", "query"))
+            said = [one for one in _SENTENCE.findall(section.removeprefix("-")) if one.split()[0] == query.strip()]
+            return self.codec.encode("".join(said) or " none")
+        prompt = self.codec.decode(prompt_ids)
+        names = sorted({one for one in _NAME.findall(prompt) if one in _PEOPLE})
+        asked = sum(turn.name == "act" for turn in self.turns)
+        if asked < self.policy.max_turns - 1 and (not asked or self.rng.random() < ASKS_ON):
+            calls = [(self.policy.texts.tool, {"query": f" {self.rng.choice(names)}"})]
+            return self.codec.encode_trusted(calls_text(calls, self.policy.style(self.codec)))
+        held = [fact for fact in self.problem.metadata["evidence"] if fact in prompt]
+        known = len(held) == len(self.problem.metadata["evidence"])
+        notes_text = "".join(f" {fact}" for fact in held) or f" {UNKNOWN}."
+        return self.codec.encode(f"{notes_text} FINAL_ANSWER: {self.problem.answers[0] if known else UNKNOWN}")

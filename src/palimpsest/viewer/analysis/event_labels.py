@@ -27,6 +27,7 @@ from palimpsest.events import (
     MemoryUngrounded,
     MemoryWritten,
     OnlyReasoned,
+    PassEnded,
     PastShown,
     PolicyFailed,
     PromptCut,
@@ -149,6 +150,9 @@ def _called(what: ToolCalled) -> str:
 _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     DocumentTruncated: lambda it: f"the agent reads {it.kept} of the document's {it.tokens} tokens ({it.how})",
     MemoryWritten: lambda it: "wrote the memory" if it.changed else "the memory stays unchanged",
+    PassEnded: lambda it: (
+        f"pass {ordinal(it.number)} of at most {it.of}: {it.found} of {it.sections} sections added something"
+    ),
     MemoryCut: lambda it: f"the memory budget cut {it.tokens} tokens to {it.kept}",
     MemoryUngrounded: _ungrounded,
     EmptyMemoryKept: lambda it: "empty reply: the memory stays unchanged",

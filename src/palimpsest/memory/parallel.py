@@ -1,0 +1,226 @@
+"""PI-Mem's policy: read all sections of a document side by side, select, merge, and read again.
+
+Source: PI-Mem (arXiv 2608.03048) and its code (docs/project/differences.md).
+
+    memory = "No previous memory"
+    at most `passes` times:
+        replies = model(question, memory, section)      # of every section, independent of each other
+        found   = the replies that add something        # none: stop
+        memory  = model(question, memory, found)        # in rounds of at most `merge_tokens`
+    answer = model(question, memory)                    # without the document
+
+A reply adds nothing if it is empty, says "none", has the tag `<check>no</check>`, or repeats sentences of the memory.
+A tag `<check>yes</check>` is removed. If the first pass finds one reply, it becomes the memory without a merge.
+
+`grounded` holds twice: a read admits units of its section and the memory, a merge units of its replies and the memory.
+
+Guaranteed: a prompt never exceeds `required_context`, regardless of the number of sections; each pass reads every
+section; every merge but the last of a round has two or more replies.
+Not covered: a section that matters only after another one of the same pass: the next pass reads it again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
+
+from palimpsest.errors import ConfigError
+from palimpsest.events import MemoryWritten, PassEnded
+from palimpsest.memory import overwrite
+from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
+from palimpsest.memory.parts.prompts import Layout, Slots, shared
+from palimpsest.memory.policy import Answered, Model, require_positive
+from palimpsest.text.codec import Codec
+from palimpsest.text.reply_tags import Cutter
+from palimpsest.text.sentences import NUMBER, flat, sentences, stands_in
+from palimpsest.text.template import Template
+from palimpsest.types import Completion, Problem, Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelPrompts(ReadingPrompts):
+    """Texts of a policy that reads sections independently and merges what it found."""
+
+    merge: Annotated[str, Slots("question", "memory", "replies")] = ""
+
+
+_TASK = """You are answering a problem about an article that is too long to read at once. You get one section of the \
+article, the problem and the memory of earlier readings. Does the section say something that helps to solve the \
+problem and is missing in the memory? If not, reply <check>no</check> only. If it does, write <check>yes</check> and \
+below it what the section says, detail by detail, in its own words."""
+
+STANDARD = ParallelPrompts(
+    **{
+        **shared(overwrite.STANDARD),
+        "read": _TASK
+        + "\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>\n\n<section>\n{section}\n</section>",
+        "read_section_first": _TASK
+        + "\n\n<section>\n{section}\n</section>\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>",
+    },
+    merge="""You are answering a problem about an article that is too long to read at once. You get the problem, the \
+memory of earlier readings and notes, each from one section of the article. Write the memory anew: keep what still \
+matters of the old memory, add what helps to solve the problem, and where notes contradict each other keep both. Only \
+the new memory will be kept.
+
+<problem>
+{question}
+</problem>
+
+<memory>
+{memory}
+</memory>
+
+<notes>
+{replies}
+</notes>
+
+Updated memory:""",
+)
+"""Our wording, after the structure of PI-Mem's, for instruction models."""
+
+SHORT = ParallelPrompts(
+    **shared(overwrite.SHORT),
+    merge=overwrite.SHORT.read_section_first.replace("{section}", "{replies}"),
+)
+"""For the embedded model, which reads notes as it reads a section."""
+
+_TAG = re.compile(r"<check>\s*(yes|no)\s*</check>\s*", re.IGNORECASE)
+_FEWEST = 2
+"""Replies that a merge must have room for; otherwise its rounds would not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelPolicy(OverwritePolicy):
+    """Options; all lengths in tokens."""
+
+    prompt_sets: ClassVar[Mapping[str, ParallelPrompts]] = {"standard": STANDARD, "short": SHORT}
+    texts: ParallelPrompts = field(init=False, repr=False, compare=False)
+    memory_tokens: int = 1024
+    """Budget of a section's reply, and of a merge, which becomes the memory."""
+    layout: Layout = "section_first"
+    """`section_first` shares every section's prefix among passes, rollouts of a group and questions on a document;
+    `memory_first` is the published order."""
+    passes: int = 3
+    """Most readings of the document. One without any new reply is the last."""
+    merge_tokens: int | None = None
+    """Replies per merge prompt; None: chunk_size. More replies are merged in rounds."""
+
+    def __post_init__(self) -> None:
+        OverwritePolicy.__post_init__(self)
+        require_positive(self, "passes", "merge_tokens")
+
+    def shown_texts(self) -> tuple[str, ...]:
+        return (*OverwritePolicy.shown_texts(self), "merge")
+
+    def merge_template(self, codec: Codec) -> Template:
+        return self.texts.template(codec, "merge")
+
+    @property
+    def room(self) -> int:
+        """Tokens of replies in one merge prompt."""
+        return self.merge_tokens or self.chunk_size
+
+    def required_context(self, codec: Codec) -> int:
+        merge = self.merge_template(codec).literal_length + self.slot_tokens(codec) + self.room + self.memory_tokens
+        return max(OverwritePolicy.required_context(self, codec), merge)
+
+    def admit(self, problem: Problem, codec: Codec) -> None:
+        """Reject, at load, the problems that `overwrite` rejects, and merges too small to end."""
+        OverwritePolicy.admit(self, problem, codec)
+        needed = _FEWEST * len(_item([0] * self.memory_tokens, "", codec))
+        if self.room < needed:
+            option = "merge_tokens" if self.merge_tokens else "merge_tokens=null, which is chunk_size"
+            message = f"must have room for {_FEWEST} replies of memory_tokens={self.memory_tokens}: {needed} or more"
+            raise ConfigError(message, key=f"policy.options.{option}", value=self.room)
+
+    async def read_document(self, problem: Problem, document: Document, model: Model) -> Answered:
+        question, memory = model.codec.encode(problem.question), self.first_memory(problem, model.codec)
+        chunks, written = self.document_chunks(document, model), bool(problem.memory)
+        for number in range(self.passes):
+            replies = await self.read_all(chunks, number, {"question": question, "memory": memory}, model)
+            found = [ids for ids in (self.added(reply, chunk, memory, model) for reply, chunk in replies) if ids]
+            if found:
+                memory = await self.merge(found, question, memory, written, model)
+            sources = tuple(reply.turn for reply, _ in replies if reply.turn is not None)
+            text = model.codec.decode(memory)
+            model.event(MemoryWritten(tuple(memory), text, changed=bool(found), sources=sources))
+            model.event(PassEnded(number, self.passes, len(chunks), len(found)))
+            written = written or bool(found)
+            if not found:
+                break
+        return await self.answer(problem, {"memory": memory}, model)
+
+    async def read_all(
+        self, chunks: Sequence[Sequence[int]], number: int, slots: Mapping[str, Sequence[int]], model: Model
+    ) -> list[tuple[Completion, Sequence[int]]]:
+        """[chunks] the replies of pass `number`, each with its chunk. `slots`: contents of the prompt's other slots."""
+        template, _ = self.templates(model.codec)
+        notes: dict[str, Any] = {"reading": number} | ({"grounded": self.grounded} if self.grounded != "off" else {})
+        replies = await model.generate_all(
+            [template.fill({**slots, "section": chunk}) for chunk in chunks],
+            name="read",
+            max_tokens=self.memory_tokens,
+            notes=[{"chunk": index, **notes} for index in range(len(chunks))],
+        )
+        return list(zip(replies, chunks, strict=True))
+
+    def added(self, reply: Completion, chunk: Sequence[int], memory: list[int], model: Model) -> list[int]:
+        """What a reply adds to the memory; empty if nothing."""
+        codec = model.codec
+        before = self.templates(codec)[0].pieces[-1]
+        cutter = Cutter.of(reply.token_ids, codec, before) if "<" in codec.decode(reply.token_ids) else None
+        tag = _TAG.search(cutter.text) if cutter else None
+        if cutter and tag:
+            if tag[1].casefold() == "no":
+                return []
+            reply = replace(reply, token_ids=tuple(cutter.without([tag.span()])))
+        ids = self._next_memory([], reply, model, before, (chunk, memory))
+        known = flat(codec.decode(memory))
+        text = codec.decode(ids).strip()
+        says = [] if text == self.texts.empty_memory.strip() else sentences(text)
+        return ids if any(not stands_in(flat(one), known, NUMBER) for one in says) else []
+
+    async def merge(
+        self, found: list[list[int]], question: list[int], memory: list[int], written: bool, model: Model
+    ) -> list[int]:
+        """The memory after a pass. `written`: `memory` is one, not the text that replaces it before the first pass."""
+        if len(found) == 1 and not written:
+            return found[0]
+        template, rounds, values = self.merge_template(model.codec), 0, {"question": question, "memory": memory}
+        while True:
+            bundles = self.bundles(found, model.codec)
+            replies = await model.generate_all(
+                [template.fill({**values, "replies": Prompt.joined(bundle)}) for bundle in bundles],
+                name="merge",
+                max_tokens=self.memory_tokens,
+                notes=[{"round": rounds, "bundle": number} for number in range(len(bundles))],
+            )
+            pairs = zip(replies, bundles, strict=True)
+            merged = [self._next_memory(memory, one, model, template.pieces[-1], bundle) for one, bundle in pairs]
+            if len(merged) == 1:
+                return merged[0]
+            found, rounds = [ids for ids in merged if ids and ids != memory], rounds + 1
+            if len(found) < 2:
+                return found[0] if found else memory
+
+    def bundles(self, found: Sequence[Sequence[int]], codec: Codec) -> list[list[list[int]]]:
+        """Replies as list items, in bundles of at most `merge_tokens`, in order."""
+        result, room = [list[list[int]]()], self.room
+        for ids in found:
+            item = _item(ids, codec.decode(ids), codec)
+            if len(item) > room and result[-1]:
+                result.append([])
+                room = self.room
+            result[-1].append(item)
+            room -= len(item)
+        return result
+
+
+def _item(ids: Sequence[int], text: str, codec: Codec) -> list[int]:
+    return [
+        *codec.encode("-" if text[:1].isspace() else "- "),
+        *ids,
+        *([] if text[-1:] == "\n" else codec.encode("\n")),
+    ]

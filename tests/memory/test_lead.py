@@ -1,0 +1,186 @@
+"""The lead and its readers with scripted models: queries, evidence, limits, roles, records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from palimpsest.config.schema import PolicyConfig, SamplingConfig
+from palimpsest.errors import ConfigError, SamplerError
+from palimpsest.events import MemoryWritten, ToolCalled, ToolFailed, of_type
+from palimpsest.memory.lead import LeadPolicy
+from palimpsest.memory.policy_check import check_policy
+from palimpsest.memory.registry import build_policy
+from palimpsest.metrics.memory_metrics import copy_fidelity
+from palimpsest.metrics.reading_trace import GroupTexts, readings
+from palimpsest.rollout.episode import Role, play
+from palimpsest.training.supervised.scripted_episodes import LeadLessons
+from palimpsest.types import Outcome, Problem, Trajectory
+from support.agents import Script, base_codec, call
+
+OPTIONS: dict[str, Any] = {
+    "chunk_size": 36, "query_tokens": 8, "reader_tokens": 24, "turn_tokens": 64, "context_tokens": 432, "max_turns": 6,
+    "prompts": "short",
+}  # fmt: skip
+DOCUMENT = "- Bob drinks tea. Eve sells hats.\n- Ann trusts Bob. Ann eats figs.\n- It rained. Carl plays lute.\n"
+PROBLEM = Problem("p", "What does the one Ann trusts drink?", ("tea",), DOCUMENT)
+FINAL = " FINAL_ANSWER: tea"
+
+
+def about(prompt: str) -> str:
+    """A reader that copies the sentences that begin with the name."""
+    section, _, name = prompt.partition("Section:\n-")[2].partition("Name:")
+    name = name.partition("\n")[0].strip()
+    said = [f" {one.strip()}." for one in section.split(".") if one.split()[:1] == [name]]
+    return "".join(said) or " none"
+
+
+def ask(*names: str) -> str:
+    return "".join(call("search", query=f" {name}") for name in names)
+
+
+def led(
+    replies: Sequence[Any], problem: Problem = PROBLEM, reader: Any = about, **options: Any
+) -> tuple[Trajectory, Script, Script]:
+    codec = base_codec()
+    lead, readers = Script(codec, replies), Script(codec, [reader] * 100)
+    options = {"chunk_boundary": "line", **OPTIONS, "chunk_size": 14, **options}
+    trajectory = asyncio.run(
+        play(
+            problem, policy=LeadPolicy(**options), sampler=lead, codec=codec, sampling=SamplingConfig(), key=(0,),
+            group_id="g", rollout=0, roles={"reader": Role(readers)},
+        )
+    )  # fmt: skip
+    return trajectory, lead, readers
+
+
+def shown(trajectory: Trajectory, turn: int) -> str:
+    return base_codec().decode(trajectory.turns[turn].prompt_ids)
+
+
+def test_the_lead_asks_until_it_knows_and_never_sees_the_document() -> None:
+    trajectory, lead, readers = led([ask("Ann"), ask("Bob"), FINAL])
+    assert [(turn.name, turn.role, turn.trained) for turn in trajectory.turns] == [
+        ("act", None, True), *[("read", "reader", False)] * 3, ("act", None, True), *[("read", "reader", False)] * 3,
+        ("act", None, True),
+    ]  # fmt: skip
+    assert trajectory.outcome == Outcome.ANSWERED
+    assert trajectory.answer == FINAL
+    assert "Ann: Ann trusts Bob. Ann eats figs." in lead.text(1)
+    assert "Bob: Bob drinks tea." in lead.text(2)
+    assert not any("Carl" in lead.text(number) or "Eve" in lead.text(number) for number in range(3))
+    assert [turn.notes["chunk"] for turn in trajectory.turns if turn.role] == [0, 1, 2, 0, 1, 2]
+    assert "Carl" in readers.text(2)
+    assert "Name: Ann\n" in readers.text(2)
+
+
+def test_evidence_is_a_memory_whose_sources_are_all_readers() -> None:
+    trajectory, _, _ = led([ask("Ann"), ask("Bob"), FINAL])
+    first, second = of_type(trajectory.events, MemoryWritten)
+    assert (first.text, first.sources, first.changed) == ("Ann trusts Bob. Ann eats figs.", (1, 2, 3), True)
+    assert (second.text, second.sources) == (first.text + "\nBob drinks tea.", (1, 2, 3, 5, 6, 7))
+    assert copy_fidelity(readings(trajectory, GroupTexts(base_codec()))) == 1.0
+    assert [event.tool for event in of_type(trajectory.events, ToolCalled)] == ["search"] * 2
+
+
+def test_several_queries_of_a_reply_are_read_together_and_answered_in_order() -> None:
+    trajectory, lead, _ = led([ask("Bob", "Ann"), FINAL])
+    assert [turn.name for turn in trajectory.turns] == ["act", *["read"] * 6, "act"]
+    text = lead.text(1)
+    assert 0 < text.index("Bob: Bob drinks tea.") < text.index("Ann: Ann trusts Bob.")
+    assert [event.text.split()[0] for event in of_type(trajectory.events, MemoryWritten)] == ["Bob", "Bob"]
+
+
+@pytest.mark.parametrize(
+    ("grounded", "said", "kept"),
+    [
+        ("verbatim", " Bob drinks rum.", "none"),
+        ("verbatim", " Bob drinks tea. Bob drinks rum.", "Ann: Bob drinks tea."),
+        ("close", " Bob drinks tea and Eve sells hats.", "Ann: Bob drinks tea and Eve sells hats."),
+        ("off", " Bob drinks rum.", "Ann: Bob drinks rum. Bob drinks rum. Bob drinks rum."),
+        ("off", " Unknown.", "none"),
+        ("off", "", "none"),
+    ],
+)
+def test_a_reader_copies_from_its_own_section_or_is_dropped(grounded: str, said: str, kept: str) -> None:
+    _, lead, _ = led([ask("Ann"), FINAL], reader=said, grounded=grounded)
+    assert f"[a] {kept}<|im_end|>" in lead.text(1)
+
+
+def test_no_evidence_is_a_result_and_a_memory_that_does_not_change() -> None:
+    trajectory, lead, _ = led([ask("Zoe"), FINAL])
+    assert "[a] none<|im_end|>" in lead.text(1)
+    assert [(event.text, event.changed) for event in of_type(trajectory.events, MemoryWritten)] == [("", False)]
+
+
+@pytest.mark.parametrize("query", ["", "  ", " Ann" * 9])
+def test_an_empty_or_a_long_query_comes_back_as_an_error_and_asks_nobody(query: str) -> None:
+    trajectory, _, readers = led([call("search", query=query), FINAL])
+    assert [event.error for event in of_type(trajectory.events, ToolFailed)] == ["bad_arguments"]
+    assert readers.prompts == []
+
+
+def test_the_limits_of_the_lead_end_its_episode() -> None:
+    trajectory, _, readers = led([ask("Ann")] * 9, max_turns=3)
+    assert trajectory.outcome == Outcome.OUT_OF_TURNS
+    assert len(readers.prompts) == 6, "no turn would see what the last query finds"
+
+
+def test_a_failing_reader_decides_the_episode() -> None:
+    def fails(prompt: str) -> str:
+        raise SamplerError("lost")
+
+    trajectory, _, _ = led([ask("Ann"), FINAL], reader=fails)
+    assert trajectory.outcome == Outcome.SAMPLER_FAILED
+
+
+def test_without_a_document_there_is_nobody_to_ask() -> None:
+    trajectory, lead, _ = led([FINAL], Problem("p", "Who?", ("x",), " "))
+    assert (trajectory.outcome, lead.prompts) == (Outcome.EMPTY_CONTEXT, [])
+
+
+def test_text_of_a_document_stays_text_for_readers_and_lead() -> None:
+    codec = base_codec()
+    document = "- Ann says <|im_end|> loudly.\n"
+    _, lead, readers = led([ask("Ann"), FINAL], Problem("p", "Who?", ("x",), document), chunk_size=36)
+    assert "Ann says <|im_end|> loudly." in readers.text(0)
+    assert [i for i in readers.prompts[0] if i in codec.control_ids] == [
+        i
+        for i in codec.encode_trusted(readers.text(0).replace("<|im_end|> loudly", "loudly"))
+        if i in codec.control_ids
+    ]
+    assert sum(i in codec.control_ids for i in lead.prompts[1]) == 7
+
+
+def test_the_contract_holds_for_both_prompt_sets() -> None:
+    for options, window in (({}, 20_480), ({**OPTIONS, "grounded": "off"}, 1024)):
+        findings = check_policy(build_policy(PolicyConfig(name="lead", options=options)), base_codec(), window)
+        assert [one for one in findings if not one.passed] == []
+        assert findings[-1].name == "roles"
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"chunk_size": 0}, "policy.options.chunk_size"),
+        ({"query_tokens": 0}, "policy.options.query_tokens"),
+        ({"tools": {"search": {}}}, "policy.options.tools"),
+    ],
+)
+def test_bad_options_of_the_lead_name_their_key(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        LeadPolicy(**{**OPTIONS, **options})
+    assert error.value.key == key
+
+
+def test_lessons_are_drawn_without_knowing_what_to_ask() -> None:
+    policy, codec = LeadPolicy(**{**OPTIONS, "call_style": "llama3"}), base_codec()
+    lessons = LeadLessons(policy, codec, 0)
+    drawn = [lessons.draw(index) for index in range(200)]
+    assert drawn == [LeadLessons(policy, codec, 0).draw(index) for index in range(200)]
+    assert {lesson.outcome for lesson in drawn} == {Outcome.ANSWERED}
+    known = [not str(lesson.answer).endswith("unknown") for lesson in drawn]
+    assert 0.2 < sum(known) / len(known) < 0.7
