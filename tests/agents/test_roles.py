@@ -12,6 +12,7 @@ import pytest
 from palimpsest.agents.roles import open_roles
 from palimpsest.app.train.run_setup import open_setup
 from palimpsest.app.train.training_run import train_in_folder
+from palimpsest.config.load import parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
@@ -20,6 +21,7 @@ from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.run_folder import open_run
 from palimpsest.types import Problem
 from support.agents import family_codec
+from support.endpoint_server import MODEL, endpoint_server
 from support.fakes import changed, small_config
 
 
@@ -65,6 +67,23 @@ def test_frozen_roles_sample_with_the_trained_weights_or_their_model_and_are_not
     assert all(turn.trained == (turn.role is None) for turn in turns)
     assert rows[2]["credit/trained_tokens"] == sum(len(turn.completion.token_ids) for turn in by_role[None])
     assert all(row["policy/logprob_gap"] < 1e-4 for row in rows)  # trained tokens are in their sampling context
+
+
+def test_a_server_samples_the_turns_of_a_role_with_a_url(tiny_model_folder: Path, tmp_path: Path) -> None:
+    with endpoint_server() as server:
+        there = {"model": MODEL, "url": server.url, "temperature": 0.5}
+        settings = config(str(tiny_model_folder), critic={}, sceptic=there)
+        with open_run(tmp_path / "run", settings) as folder:
+            asyncio.run(train_in_folder(folder, settings, open_setup(settings, folder.path)))
+    asked = [body for body in server.asked if body.get("max_tokens") == 6]
+    assert len(asked) == 3 * 8
+    assert {(body["model"], body["temperature"]) for body in asked} == {(MODEL, 0.5)}
+    assert all(isinstance(body["prompt"], list) for body in asked)
+
+
+def test_a_role_with_a_url_needs_the_name_of_its_model() -> None:
+    with pytest.raises(ConfigError, match=r"roles\.sceptic"):
+        parse_config("", overrides=["roles.sceptic.url=http://127.0.0.1:1/v1"])
 
 
 def test_a_role_with_another_tokenizer_is_rejected(tiny_model_folder: Path) -> None:

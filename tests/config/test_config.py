@@ -294,7 +294,7 @@ READS = "must be a whole number, at least 1 and at most 4096, or auto or off or 
         ("optim.betas=[2, 3]", "optim.betas=[2.0, 3.0]: use two numbers of at least 0 and below 1, e.g. [0.9, 0.999]"),
         ("evaluation.sizes=4", "evaluation.sizes=4: must be a list, each a whole number, e.g. [4]"),
         ("evaluation.baselines={a: 3}", "evaluation.baselines.a is a section with the keys name, options"),
-        ("roles={critic: 3}", "roles.critic is a section with the keys model, temperature, max_tokens"),
+        ("roles={critic: 3}", "roles.critic is a section with the keys model, url, temperature, max_tokens"),
         ("roles={1: {}}", "roles.1=1: names there must be text"),
         ("train.variant={share: 0.5, options: {}}", "train.variant.options={}: must be a mapping, and not empty"),
         ("optim.eps=.nan", "optim.eps=nan: must be a number, above 0, and finite"),

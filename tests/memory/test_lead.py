@@ -64,7 +64,7 @@ def shown(trajectory: Trajectory, turn: int) -> str:
 def test_the_lead_asks_until_it_knows_and_never_sees_the_document() -> None:
     trajectory, lead, readers = led([ask("Ann"), ask("Bob"), FINAL])
     assert [(turn.name, turn.role, turn.trained) for turn in trajectory.turns] == [
-        ("act", None, True), *[("read", "reader", False)] * 3, ("act", None, True), *[("read", "reader", False)] * 3,
+        ("act", None, True), *[("note", "reader", False)] * 3, ("act", None, True), *[("note", "reader", False)] * 3,
         ("act", None, True),
     ]  # fmt: skip
     assert trajectory.outcome == Outcome.ANSWERED
@@ -88,7 +88,7 @@ def test_evidence_is_a_memory_whose_sources_are_all_readers() -> None:
 
 def test_several_queries_of_a_reply_are_read_together_and_answered_in_order() -> None:
     trajectory, lead, _ = led([ask("Bob", "Ann"), FINAL])
-    assert [turn.name for turn in trajectory.turns] == ["act", *["read"] * 6, "act"]
+    assert [turn.name for turn in trajectory.turns] == ["act", *["note"] * 6, "act"]
     text = lead.text(1)
     assert 0 < text.index("Bob: Bob drinks tea.") < text.index("Ann: Ann trusts Bob.")
     assert [event.text.split()[0] for event in of_type(trajectory.events, MemoryWritten)] == ["Bob", "Bob"]

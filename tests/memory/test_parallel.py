@@ -53,7 +53,7 @@ def two_a_merge(codec: Any, found: Sequence[str]) -> dict[str, int]:
 
 def test_every_section_is_read_alone_and_the_replies_that_say_something_are_merged(tiny_codec: Any) -> None:
     trajectory, script = play(tiny_codec, ["a cat", "", "blue", " none", "cat, blue", *[""] * 4, "Anna"])
-    assert turns(trajectory) == ["read"] * 4 + ["merge"] + ["read"] * 4 + ["answer"]
+    assert turns(trajectory) == ["note"] * 4 + ["merge"] + ["note"] * 4 + ["answer"]
     assert [script.text(at).count("Memory: none") for at in range(5)] == [1] * 5
     assert "- a cat\n- blue\n" in script.text(4)
     assert all("Memory:cat, blue" in script.text(at) for at in range(5, 10))
@@ -65,7 +65,7 @@ def test_every_section_is_read_alone_and_the_replies_that_say_something_are_merg
 
 def test_one_reply_of_the_first_pass_is_the_memory_and_a_later_one_is_merged_with_it(tiny_codec: Any) -> None:
     trajectory, script = play(tiny_codec, ["", "", "blue", "", "", "cold", "", "", "blue, cold", "Anna"])
-    assert turns(trajectory) == ["read"] * 8 + ["merge", "answer"]
+    assert turns(trajectory) == ["note"] * 8 + ["merge", "answer"]
     assert "Memory:blue\n" in script.text(8)
     assert "- cold\n" in script.text(8)
     assert memories(trajectory) == [("blue", True), ("blue, cold", True)]
@@ -74,7 +74,7 @@ def test_one_reply_of_the_first_pass_is_the_memory_and_a_later_one_is_merged_wit
 def test_an_initial_memory_is_merged_with_the_first_reply(tiny_codec: Any) -> None:
     problem = Problem("p", "Who is blue?", ("Anna",), DOCUMENT, memory="a cat")
     trajectory, script = play(tiny_codec, ["", "", "blue", "", "both", "Anna"], problem, passes=1)
-    assert turns(trajectory) == ["read"] * 4 + ["merge", "answer"]
+    assert turns(trajectory) == ["note"] * 4 + ["merge", "answer"]
     assert "Memory:a cat" in script.text(0)
     assert "Memory:both" in script.text(5)
 
@@ -168,7 +168,7 @@ def test_the_bonus_is_for_correct_answers_after_fewer_passes() -> None:
 def test_several_questions_share_one_reading(tiny_codec: Any) -> None:
     problem = Problem.asking("p", [Question("Who?", ("Anna",)), Question("What?", ("cat",))], DOCUMENT)
     trajectory, _ = play(tiny_codec, ["", "", "blue", "", "Anna", "cat"], problem, passes=1)
-    assert turns(trajectory) == ["read"] * 4 + ["answer"] * 2
+    assert turns(trajectory) == ["note"] * 4 + ["answer"] * 2
     assert trajectory.answers == ("Anna", "cat")
 
 

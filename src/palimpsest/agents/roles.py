@@ -1,13 +1,16 @@
 """Roles and their samplers: turns of a role with its own model are sampled by that model (`roles` in the recipe).
 
 Guaranteed: a model with another tokenizer is an error before any episode, as the same ids would mean other text.
+With `roles.NAME.url`, a server samples them (engines/endpoint), without retraining or weights in this process.
 Not covered: placing models on devices (all load on `model.device`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import Engine, Sampler
@@ -34,7 +37,7 @@ def open_roles(config: RunConfig, codec: Codec) -> OpenRoles:
     for name, role in config.roles.items():
         sampler: Sampler | None = None
         if role.model is not None:
-            engine = open_engine(_with_model(config, role.model), objective=None)
+            engine = open_engine(_with_model(config, role.model, role.url), objective=None)
             engines.append(engine)
             _check_tokenizer(name, role.model, engine.codec, codec)
             sampler = engine.sampler
@@ -42,9 +45,13 @@ def open_roles(config: RunConfig, codec: Codec) -> OpenRoles:
     return OpenRoles(samplers, tuple(engines))
 
 
-def _with_model(config: RunConfig, path: str) -> RunConfig:
+def _with_model(config: RunConfig, path: str, url: str | None) -> RunConfig:
     model = config.model.model_copy(update={"path": path, "lora": None, "chat_template_kwargs": {}})
-    return config.model_copy(update={"model": model})
+    changes: dict[str, Any] = {"model": model}
+    if url is not None:
+        tokenizer = getattr(config.engine, "tokenizer", None) or config.model.path
+        changes["engine"] = EndpointEngineConfig(url=url, tokenizer=tokenizer)
+    return config.model_copy(update=changes)
 
 
 def _check_tokenizer(name: str, path: str, theirs: Codec, ours: Codec) -> None:

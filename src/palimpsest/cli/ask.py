@@ -14,7 +14,7 @@ import typer
 from palimpsest.cli.options import OUTPUT, ApiKeyEnv, BaseUrl, Json, ModelName, Policy, Tokenizer, models_and_overrides
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.display_text import counted, ordinal, printable
+from palimpsest.text.display_text import counted, printable
 
 if TYPE_CHECKING:
     from palimpsest.agents.episode_results import Asked
@@ -127,8 +127,7 @@ def _changes(change: MemoryChange) -> None:
     lines = [f"  - {printable(sentence)}" for sentence in change.dropped]
     lines += [f"  + {printable(sentence)}" for sentence in change.added]
     if lines:
-        of = f"/{change.turns}" if change.turns else ""
-        Terminal().message("\n".join([f"section {ordinal(change.turn)}{of}", *lines]))
+        Terminal().message("\n".join([change.where("/"), *lines]))
 
 
 def _show(result: Asked, *, json: bool = False, asked: bool = False) -> None:

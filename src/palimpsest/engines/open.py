@@ -196,7 +196,7 @@ def check_state(config: RunConfig, checkpoint: Path) -> None:
 
 
 def _models(config: RunConfig) -> list[str]:
-    named = [config.model.path, *(role.model for role in config.roles.values() if role.model is not None)]
+    named = [config.model.path, *(role.model for role in config.roles.values() if role.model and not role.url)]
     return [model_path(ModelConfig(path=path)) for path in named]
 
 

@@ -1,4 +1,4 @@
-"""PARSER's policy: a lead that sees no document asks readers, one per section, and answers from what they copy.
+"""PARSER's policy: a lead that sees no document asks readers, one per section, and answers from their copies.
 
 Source: PARSER (arXiv 2609.06702; no code was released). The lead is an agent with tools; one of them asks the readers:
 
@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar
 
 from palimpsest.errors import ConfigError
 from palimpsest.events import MemoryWritten
-from palimpsest.memory.overwrite import cut
+from palimpsest.memory.overwrite import Document, cut
 from palimpsest.memory.parts import tool_agent
 from palimpsest.memory.parts.chunks import Boundary
 from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
@@ -46,14 +46,14 @@ READER = "reader"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadPrompts(ToolPrompts):
-    """Texts of the tool agent, of the readers, and of what they bring."""
+    """Texts of the tool agent, of the readers and their evidence."""
 
     reader: Annotated[str, Slots("section", "query")] = ""
     """A reader's prompt."""
     tool: str = "query_readers"
     """Name of the tool that asks the readers."""
     evidence: Annotated[str, Slots("text", optional=("section",))] = "Section {section}: {text}"
-    """What one reader brings; {section}: number of the section, from 1."""
+    """The evidence of one reader; {section}: number of the section, from 1."""
     found: Annotated[str, Slots("text", optional=("query",))] = "{text}"
     """The result of a query; {text}: all evidence."""
     between: str = "\n"
@@ -96,17 +96,17 @@ SHORT = LeadPrompts(
     between=" ",
     nothing="none",
 )
-"""For the embedded models: the lead `embedded-tools` asks for a name, the reader `embedded` says what it knows."""
+"""For the model `embedded-lead`: a query is a name, a reader replies with the sentences about it."""
 
 _UNKNOWN = {"", "unknown", "none"}
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence(Said):
+class FromReaders(Said):
     """The answer of the readers to a query."""
 
     pieces: tuple[str, ...] = ()
-    """What sections said, in their order."""
+    """Evidence by section, in their order."""
     turns: tuple[int, ...] = ()
 
 
@@ -146,6 +146,10 @@ class LeadPolicy(ToolAgentPolicy):
             raise ConfigError(message, key="policy.options.tools")
 
     @property
+    def readings(self) -> int:
+        return 2
+
+    @property
     def specs(self) -> tuple[ToolSpec, ...]:
         query = {"type": "string", "description": "what the readers look for in their sections"}
         parameters = {"type": "object", "properties": {"query": query}, "required": ["query"]}
@@ -162,11 +166,12 @@ class LeadPolicy(ToolAgentPolicy):
         reading = self.reader_template(codec).literal_length + self.chunk_size + self.query_tokens + self.reader_tokens
         return max(self.context_tokens, reading)
 
-    def prepare(self, problem: Problem, codec: Codec) -> list[list[int]] | None:
-        """The sections; None without a document."""
+    def prepare(self, problem: Problem, codec: Codec) -> Document | None:
+        """The document; None without one."""
         if not problem.context or not problem.context.strip():
             return None
-        return cut(codec.encode(problem.context), codec, self.chunk_size, self.chunk_boundary)
+        ids = codec.encode(problem.context)
+        return Document(len(ids), cut(ids, codec, self.chunk_size, self.chunk_boundary))
 
     async def run(self, problem: Problem, model: Model) -> Answered:
         if model.prepared is None:
@@ -193,14 +198,14 @@ class LeadPolicy(ToolAgentPolicy):
             return await ToolAgentPolicy.ask(self, episode, call)
         assert isinstance(call, ToolCall)
         query: str = call.arguments["query"]
-        sections: list[list[int]] = episode.model.prepared
+        sections = episode.model.prepared.chunks
         replies = await self.read(sections, query, episode.model)
         pieces = [self._copied(reply, section, episode.model) for reply, section in zip(replies, sections, strict=True)]
         found = [(number, text) for number, text in enumerate(pieces, 1) if text]
         lines = [insert(self.texts.evidence, {"section": str(number), "text": text}) for number, text in found]
         text = insert(self.texts.found, {"query": query.strip(), "text": self.texts.between.join(lines)})
         turns = tuple(reply.turn for reply in replies if reply.turn is not None)
-        return Evidence(self.cut(text if found else self.texts.nothing), None, tuple(one for _, one in found), turns)
+        return FromReaders(self.cut(text if found else self.texts.nothing), None, tuple(one for _, one in found), turns)
 
     async def read(self, sections: Sequence[Sequence[int]], query: str, model: Model) -> list[Completion]:
         """[sections] the replies of all readers."""
@@ -209,7 +214,7 @@ class LeadPolicy(ToolAgentPolicy):
         ids = model.codec.encode(query.strip() if spaced else f" {query.strip()}")
         return await model.generate_all(
             [template.fill({"section": section, "query": ids}) for section in sections],
-            name="read",
+            name="note",
             max_tokens=self.reader_tokens,
             role=READER,
             notes=[{"chunk": number} for number in range(len(sections))],
@@ -228,7 +233,7 @@ class LeadPolicy(ToolAgentPolicy):
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
         ToolAgentPolicy.record(self, episode, call, answer, about)
-        if isinstance(answer, Evidence):
+        if isinstance(answer, FromReaders):
             before = len(episode.evidence)
             episode.evidence.update(dict.fromkeys(answer.pieces))
             episode.readers += answer.turns

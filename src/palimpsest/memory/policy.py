@@ -183,6 +183,11 @@ class MemoryPolicy(ABC):
         """False: only the first prompts of a group begin alike, so any server may sample the others."""
         return True
 
+    @property
+    def readings(self) -> int:
+        """Usual number of readings of a section, for estimates of turns and time."""
+        return 1
+
     def wording(self) -> Wording | None:
         """Its texts, if its option `prompts` takes a file of them (parts/prompts.py); otherwise None."""
         return None

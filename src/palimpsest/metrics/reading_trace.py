@@ -50,6 +50,7 @@ from palimpsest.events import (
     of_type,
 )
 from palimpsest.text.codec import Codec
+from palimpsest.text.display_text import ordinal
 from palimpsest.text.reply_tags import without_thinking
 from palimpsest.text.sentences import NUMBER, flat, sentences, stands_in
 from palimpsest.types import Outcome, Trajectory, Turn
@@ -208,6 +209,16 @@ class MemoryChange:
     memory: str
     """Memory after the turn."""
     before: str
+
+    def where(self, of: str) -> str:
+        """Its section, with their number after `of`; its turn, if it has read more turns than there are sections.
+
+        >>> [MemoryChange(turn, 4, "", "").where("/") for turn in (1, 7)], MemoryChange(1, 0, "", "").where("/")
+        (['section 2/4', 'turn 8'], 'section 2')
+        """
+        if self.turns and self.turn >= self.turns:
+            return f"turn {ordinal(self.turn)}"
+        return f"section {ordinal(self.turn)}" + (f"{of}{self.turns}" if self.turns else "")
 
     @property
     def added(self) -> tuple[str, ...]:

@@ -49,8 +49,6 @@ CALL_SHARE, CALL, FILLED, PEAK, PRUNES = 0.3, 400, 0.5, 0.75, 0.4
 HOPS = 2
 """Turns per question of a file: two documents. memact-7b then reads 102,000 tokens for 5 questions; its paper reports
 82,000 to 120,000."""
-PASSES = 2
-"""Readings of a document by `parallel`: most episodes stop after the second (PI-Mem: 76 %)."""
 ENTROPY, RECALL_ENTROPY, TOOL_ENTROPY = 0.3, 0.16, 0.04
 """Nats per token of a memory or answer, of one with recall, and of an agent with tools, as in the quickstarts."""
 SIGNAL = 0.7
@@ -136,7 +134,8 @@ def places(rows: Sequence[PlannedRow], group: float, micro: float = math.inf) ->
 def workload(config: RunConfig, sizes: ProblemSizes, shape: ModelShape | None = None) -> Workload:
     """Tokens of a step of `config` on problems of `sizes`. `shape`: the model's, None: its class shares prefixes."""
     policy, group = build_policy(config.policy), config.train.group_size
-    rows, turns, prompt = _episode(policy, sizes)
+    elsewhere = any(role.url for role in config.roles.values())
+    rows, turns, prompt = _episode(policy, sizes, readers=not elsewhere)
     played, learnt = _groups(config)
     trained = learnt * min(group * len(rows), config.credit.segments_per_group or math.inf) / len(rows)  # episodes
     sampled = sum(row.sampled for row in rows)
@@ -169,8 +168,8 @@ def _groups(config: RunConfig) -> tuple[float, float]:
     return batch * sum(silent**round for round in range(rounds)), learnt
 
 
-def _episode(policy: MemoryPolicy, sizes: ProblemSizes) -> tuple[list[PlannedRow], float, float]:
-    """Rows of an episode, its turns, and the sum of its prompts."""
+def _episode(policy: MemoryPolicy, sizes: ProblemSizes, readers: bool = True) -> tuple[list[PlannedRow], float, float]:
+    """Rows of an episode, its turns, and the sum of its prompts. `readers`: include those of a lead."""
     literal, answer = sizes.literals
     if isinstance(policy, ToolAgentPolicy):  # a segment ends with a prune; prompts grow from the opening to PEAK
         turns = min(policy.max_turns, max(1.0, sizes.hops * sizes.questions))
@@ -178,8 +177,9 @@ def _episode(policy: MemoryPolicy, sizes: ProblemSizes) -> tuple[list[PlannedRow
         reply = turns * min(CALL, CALL_SHARE * policy.turn_tokens) / segments
         opening, limit = literal + sizes.question, policy.context_tokens
         segment = PlannedRow(opening, max(0.0, PEAK * limit - opening - reply), reply, TOOL_ENTROPY * reply)
-        readers, read = (turns * sizes.chunks, turns * sizes.document) if isinstance(policy, LeadPolicy) else (0.0, 0.0)
-        return [segment] * segments, turns + readers, turns * FILLED * limit + read
+        times = policy.readings if readers and isinstance(policy, LeadPolicy) else 0
+        prompts = turns * FILLED * limit + times * sizes.document
+        return [segment] * segments, turns + times * sizes.chunks, prompts
     rows = [PlannedRow(literal + sizes.question + sizes.document, 0, ANSWER, ENTROPY * ANSWER)]
     if isinstance(policy, OverwritePolicy):  # a row per section and question; in the first prompt the memory is empty
         reply, memory = REPLY * policy.written_tokens, REPLY * min(policy.memory_tokens, policy.written_tokens)
@@ -193,7 +193,7 @@ def _episode(policy: MemoryPolicy, sizes: ProblemSizes) -> tuple[list[PlannedRow
         last = PlannedRow(answer - CHAT + sizes.question, memory + CHAT, answered, entropy * answered)
         rows = [PlannedRow(opening + CHAT + section, 0, reply, nats), *[later] * (sizes.chunks - 1)]
         if isinstance(policy, ParallelPolicy):  # most episodes end with the second pass, which merges nothing
-            again = sizes.chunks * (min(policy.passes, PASSES) - 1)
+            again = sizes.chunks * (policy.readings - 1)
             rows = [*[rows[0]] * sizes.chunks, *[later] * (again + 1)]
         rows += [last] * max(1, round(sizes.questions))
     return rows, len(rows), sum(row.shared + row.own for row in rows)

@@ -147,11 +147,7 @@ evaluate = blocking(evaluate_async)
 
 
 async def evaluate_plan_async(
-    plan: EvalPlan,
-    *,
-    out: Path | None = None,
-    force: bool = False,
-    progress: Progress,
+    plan: EvalPlan, *, out: Path | None = None, force: bool = False, progress: Progress
 ) -> Evaluation:
     """`evaluate` of a plan."""
     for line in plan.notes:

@@ -130,9 +130,10 @@ class Grid:
         count = self.count(point)
         return count if fewer is None or player == self.agent or not self._reads(player) else min(count, fewer)
 
-    def _reads(self, player: str) -> bool:
-        """True if the number of the player's turns grows with the size."""
-        return self.axis is QUESTIONS or "chunk_size" in self.players[player].options
+    def _reads(self, player: str) -> int:
+        """How often the player reads a section; 0 if the number of its turns does not grow with the size."""
+        policy = self.players[player]
+        return build_policy(policy).readings if self.axis is QUESTIONS or "chunk_size" in policy.options else 0
 
     def problems(self, point: int) -> list[Problem]:
         """The held-out problems of a point."""

@@ -26,7 +26,6 @@ from palimpsest.servers.openai.episode_log import Store, StoreFailed
 from palimpsest.servers.openai.served_agent import EpisodePlan, Query, ServedAgent
 from palimpsest.text.chat_template import Refusal
 from palimpsest.text.codec import Codec
-from palimpsest.text.display_text import ordinal
 from palimpsest.text.reply_tags import left_open
 from palimpsest.types import Outcome, Trajectory, Turn
 
@@ -319,8 +318,7 @@ def _on_this_loop(call: Callable[[T], None]) -> Callable[[T], None]:
 def _change_text(episode: ServedEpisode, change: MemoryChange | None) -> str:
     if change is None:
         return ""
-    of = f" of {change.turns}" if change.turns else ""
-    episode.progress = f"section {ordinal(change.turn)}{of}"
+    episode.progress = change.where(" of ")
     lines = [f"- {sentence}" for sentence in change.dropped] + [f"+ {sentence}" for sentence in change.added]
     return "\n".join([episode.progress, *lines, ""])
 

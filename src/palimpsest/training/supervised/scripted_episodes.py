@@ -21,7 +21,8 @@ Examples of a lead and its readers are episodes on synthetic documents. The scri
 to stop:
 
     query     any name in the prompt, of the question or of a result, again and again with probability `ASKS_ON`
-    reader    all sentences of its section about that name, in order, or none
+    reader    all sentences of its section about that name, in order; "NAME none" without any, which the rule
+              `grounded` drops (a copy after the name is easier to learn than a decision before it)
     answer    the evidence in the prompt and the answer, if all of it is there; otherwise "unknown"
 
 Guaranteed: an example is a pure function of (seed, index), the policy and the problem.
@@ -322,11 +323,11 @@ class LeadAndReaders(Script):
     rng: random.Random
 
     def reply(self, prompt_ids: Sequence[int], name: str, notes: Mapping[str, Any]) -> list[int]:
-        if name == "read":
+        if name == "note":
             spans = spans_of(prompt_ids)
             section, query = (self.codec.decode(prompt_ids[slice(*spans[piece])]) for piece in ("section", "query"))
             said = [one for one in _SENTENCE.findall(section.removeprefix("-")) if one.split()[0] == query.strip()]
-            return self.codec.encode("".join(said) or " none")
+            return self.codec.encode("".join(said) or f"{query} none")
         prompt = self.codec.decode(prompt_ids)
         names = sorted({one for one in _NAME.findall(prompt) if one in _PEOPLE})
         asked = sum(turn.name == "act" for turn in self.turns)
