@@ -202,9 +202,10 @@ async def test_a_call_that_never_returns_is_ungraded_and_delays_no_other() -> No
 
 
 def test_layers_over_a_custom_reward_are_reported() -> None:
-    config = {"name": "custom_rewards:length", "unsupported_penalty": 2.0, "layers": ["custom_rewards:half"]}
+    layers = {"unsupported_penalty": 2.0, "pass_bonus": 0.2, "layers": ["custom_rewards:half"]}
+    config = {"name": "custom_rewards:length", **layers}
     note = layers_note(RewardConfig.model_validate(config))
-    assert "reward.unsupported_penalty=2, reward.layers=custom_rewards:half" in (note or "")
+    assert "reward.unsupported_penalty=2, reward.pass_bonus=0.2, reward.layers=custom_rewards:half" in (note or "")
     assert layers_note(RewardConfig.model_validate({**config, "name": "em"})) is None
     assert layers_note(RewardConfig(name="custom_rewards:length")) is None
 

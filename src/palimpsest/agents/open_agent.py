@@ -104,7 +104,7 @@ SMALL_WINDOW = 4096
 PUBLISHED_WINDOW = 32_768
 """Window of the models with published budgets. Replies get less in a smaller one: small models repeat themselves to the
 end of a budget."""
-SMALL_RECIPES = ("memagent-quickstart", "rememr1-quickstart", "memact-quickstart")
+SMALL_RECIPES = tuple(f"{method}-quickstart" for method in ("memagent", "rememr1", "memact", "parallel", "lead"))
 
 
 def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int) -> PolicyConfig:

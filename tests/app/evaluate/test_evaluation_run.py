@@ -240,6 +240,30 @@ def test_a_policy_of_one_question_is_refused(data: Path, tiny_model_folder: Path
         palimpsest.evaluate(str(tiny_model_folder), data, policy="retrieval", overrides=BUDGETS, quiet=True)
 
 
+def test_a_policy_that_does_not_admit_a_set_leaves_its_row_blank_with_the_reason(
+    data: Path, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    single = data.with_name("single_64.jsonl")
+    single.write_text(data.read_text().splitlines()[3].replace('"d3"', '"s"') + "\n")
+    other = data.with_name("single_8.jsonl")
+    other.write_text(single.read_text())
+    named = palimpsest.evaluate(
+        str(tiny_model_folder), [single, data, other], policy="overwrite,retrieval", overrides=BUDGETS, quiet=True,
+        baselines=False, out=tmp_path / "out",
+    )  # fmt: skip
+    sets = ["single_64", "single_8", "several"]
+    assert [(row.cell.player, row.cell.set) for row in named.summaries] == [
+        *(("overwrite", name) for name in sets), *(("retrieval", name) for name in sets[:2]),
+    ]  # fmt: skip
+    (name,) = named.blank
+    assert "retrieval" in name
+    assert "answers one question and problem d0 has 2" in named.blank[name]
+    notes = json.loads((tmp_path / "out" / "summary.json").read_text())["notes"]
+    assert {"name": name, "reason": named.blank[name]} in [
+        note.get("values") for note in notes if note["code"] == "left_blank"
+    ]
+
+
 def test_an_episode_shows_every_answer(tiny_model_folder: Path) -> None:
     questions = [Question("What does Ann drink?", ("tea",)), Question("Where does Ann live?", ("Rome",))]
     problem = Problem.asking("p", questions, "Ann drinks tea. Ann lives in Rome.")

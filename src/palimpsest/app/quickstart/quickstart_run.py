@@ -134,7 +134,7 @@ async def quickstart_async(
 
     `quickstart` is an ordinary call and works in a notebook; `quickstart_async` is a coroutine.
 
-    - `method`: memagent (the default), rememr1 or memact
+    - `method`: memagent (the default), rememr1, memact, parallel or lead
     - the others: as for `train`; the defaults are `seed` 0 and `out` runs/quickstart
 
     Raises ConfigError, DataError, ModelError or RunError with a message that names key, value and fix.
