@@ -170,6 +170,18 @@ class Pruned:
     """Memory that replaces the pruned results."""
     context_tokens: int
     """Tokens of the prompt after all prunes of the reply, before its results."""
+    verb: str = "merge"
+    """Of an agent that edits its context (memory/edit.py); a prune merges."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Results left no room for another turn and were taken back."""
+
+    kind: ClassVar[str] = "rolled_back"
+    ids: tuple[str, ...]
+    count: int
+    """Roll-backs of the episode so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +300,7 @@ class Plain:
 
 _Memories = DocumentTruncated | MemoryWritten | MemoryCut | EmptyMemoryKept | MemoryUngrounded
 _Replies = ReplyMalformed | Recalled | PastShown | ReadingEnded | PassEnded
-_Tools = ToolCalled | ToolFailed | Pruned | PruneRefused | ExchangesDropped | SummedUp
+_Tools = ToolCalled | ToolFailed | Pruned | PruneRefused | RolledBack | ExchangesDropped | SummedUp
 _Samplers = SamplerFailed | OnlyReasoned | PromptCut | PromptOverflowed
 _Library = _Samplers | TimedOut | PolicyFailed | VariantPlayed | Replayed
 Declared = _Memories | _Replies | _Tools | _Library

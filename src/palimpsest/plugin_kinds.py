@@ -63,6 +63,7 @@ KINDS: dict[str, PluginKind] = {
             "sliding_window": "palimpsest.memory.document_baselines:SlidingWindowPolicy",
             "passages": "palimpsest.memory.document_baselines:PassagesPolicy",
             "closed_book": "palimpsest.memory.document_baselines:ClosedBookPolicy",
+            "edit": "palimpsest.memory.edit:EditPolicy",
             "prune": "palimpsest.memory.prune:PrunePolicy",
             "tool_window": "palimpsest.memory.tool_baselines:ToolWindowPolicy",
             "summary": "palimpsest.memory.tool_baselines:SummaryPolicy",

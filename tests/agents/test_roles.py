@@ -20,7 +20,7 @@ from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.run_folder import open_run
 from palimpsest.types import Problem
-from support.agents import family_codec
+from support.agents import base_codec, family_codec
 from support.endpoint_server import MODEL, endpoint_server
 from support.fakes import changed, small_config
 
@@ -82,8 +82,10 @@ def test_a_server_samples_the_turns_of_a_role_with_a_url(tiny_model_folder: Path
 
 
 def test_a_role_with_a_url_needs_the_name_of_its_model() -> None:
-    with pytest.raises(ConfigError, match=r"roles\.sceptic"):
-        parse_config("", overrides=["roles.sceptic.url=http://127.0.0.1:1/v1"])
+    settings = parse_config("", overrides=["roles.sceptic.url=http://127.0.0.1:1/v1"])
+    with pytest.raises(ConfigError) as error:
+        open_roles(settings, base_codec())
+    assert error.value.key == "roles.sceptic.model"
 
 
 def test_a_role_with_another_tokenizer_is_rejected(tiny_model_folder: Path) -> None:

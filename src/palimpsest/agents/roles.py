@@ -36,6 +36,8 @@ def open_roles(config: RunConfig, codec: Codec) -> OpenRoles:
     samplers, engines = dict[str, Role](), list[Engine]()
     for name, role in config.roles.items():
         sampler: Sampler | None = None
+        if role.url is not None and role.model is None:
+            raise ConfigError("set the name of the model at the url", key=f"roles.{name}.model", value=None)
         if role.model is not None:
             engine = open_engine(_with_model(config, role.model, role.url), objective=None)
             engines.append(engine)

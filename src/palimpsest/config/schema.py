@@ -43,24 +43,16 @@ class PolicyConfig(Strict):
 
 
 class RoleConfig(Strict):
-    """Model for turns that a policy requests with `model.generate(..., role=NAME)`: these turns are sampled and
-    recorded but never trained."""
+    """Model for turns that a policy requests with `model.generate(..., role=NAME)`; they are never trained."""
 
     model: str | None = None
     """A separate model, named as in `model.path`, with the same tokenizer. null: the run's weights."""
     url: str | None = None
-    """Base URL of an OpenAI-compatible server of `model`, e.g. http://127.0.0.1:8001/v1, which samples the turns. null:
-    this process loads the model."""
+    """OpenAI-compatible server of `model`, e.g. http://127.0.0.1:8001/v1; null: this process loads it."""
     temperature: float | None = Field(None, ge=0)
     """null: that of the agent's turns."""
     max_tokens: int | None = Field(None, ge=1)
     """Most tokens of a reply. null: the policy's budget for the turn."""
-
-    @model_validator(mode="after")
-    def _model_at_url(self) -> RoleConfig:
-        if self.url is not None and self.model is None:
-            raise ValueError(f"url={self.url}: set model to the name of its model there")
-        return self
 
 
 class OverlongConfig(Strict):
@@ -498,10 +490,8 @@ def check_served(config: RunConfig) -> None:
         raise ValueError(f"cluster.{key}={value} is for embedded samplers; set sampler.servers instead")
     if takes_turns(config):
         check_turns(config.cluster, config.sampler, config.train.max_off_policy_steps)
-    loaded = (name for name, role in config.roles.items() if role.model is not None and role.url is None)
-    if name := next(loaded, None):
-        fix = f"serve it separately and set roles.{name}.url, or set sampler.name=embedded"
-        raise ValueError(f"roles.{name}.model: vLLM servers load only the run's model; {fix}")
+    if name := next((name for name, role in config.roles.items() if role.model and not role.url), None):
+        raise ValueError(f"roles.{name}.model: vLLM loads only the run's; set its url, or sampler.name=embedded")
     if top_p_gap(sampling) and (loss.old_logprobs != "recompute" or loss.importance_sampling_cap is not None):
         raise ValueError(
             f"sampling.temperature={sampling.temperature} with sampling.top_p={sampling.top_p}: vLLM then returns no "

@@ -187,7 +187,7 @@ class LeadPolicy(ToolAgentPolicy):
         length = len(episode.model.codec.encode(query))
         if query.strip() and length <= self.query_tokens:
             return None
-        why = f"has {length} tokens, at most {self.query_tokens} are read" if query.strip() else "is empty"
+        why = f"has {length} tokens, the limit is {self.query_tokens}" if query.strip() else "is empty"
         return Said(f"query {why}", "bad_arguments")
 
     def _asks(self, call: Found) -> bool:

@@ -142,27 +142,13 @@ class PrunePolicy(ToolAgentPolicy):
         if not mine or number >= self.parallel_calls:
             return ToolAgentPolicy.immediate_result(self, episode, call, number)
         assert isinstance(call, ToolCall)
-        fault = prune_fault(call.arguments, episode.history.result_ids()) or self._ungrounded(episode, call)
+        fault = prune_fault(call.arguments, episode.history.result_ids())
+        fault = fault or ungrounded_note(episode, call.arguments["memory"], self.grounded, self.unit)
         if fault is not None:
             return Said(fault, _REFUSED)
         ids = call.arguments["delete_ids"]
         episode.history = episode.history.without(ids, episode.model.codec)
         return Said(insert(self.texts.pruned, {"ids": ", ".join(ids)}))
-
-    def _ungrounded(self, episode: ToolEpisode, call: ToolCall) -> str | None:
-        if self.grounded == "off":
-            return None
-        codec = episode.model.codec
-        results = [result for result in episode.history.results() if result.id not in episode.errors]
-        texts = [episode.notes.get(result.id) or codec.decode(result.ids, control=False) for result in results]
-        claims = units(call.arguments["memory"], self.unit)
-        faults = unsupported(claims, texts, GroundedRule(self.grounded, self.unit))
-        bad = [(unit, why) for unit, why in zip(claims, faults, strict=True) if why is not None]
-        if not bad:
-            return None
-        dropped, reasons = zip(*bad, strict=True)
-        episode.model.event(MemoryUngrounded(dropped, reasons, (), changed=False))
-        return f'memory: "{bad[0][0][:80]}": {bad[0][1]}; write down what the results say, in their words'
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
         mine = self.prune and isinstance(call, ToolCall) and call.name == PRUNE.name
@@ -177,6 +163,23 @@ class PrunePolicy(ToolAgentPolicy):
             episode.model.event(Pruned(about["id"], deleted, memory, left))
         else:
             ToolAgentPolicy.record(self, episode, call, answer, about)
+
+
+def ungrounded_note(episode: ToolEpisode, text: str, grounded: Grounded, unit: Unit) -> str | None:
+    """Why a note is rejected by the option `grounded`, with an event; None if it is not."""
+    if grounded == "off":
+        return None
+    codec = episode.model.codec
+    results = [result for result in episode.history.results() if result.id not in episode.errors]
+    texts = [episode.notes.get(result.id) or codec.decode(result.ids, control=False) for result in results]
+    claims = units(text, unit)
+    faults = unsupported(claims, texts, GroundedRule(grounded, unit))
+    bad = [(unit, why) for unit, why in zip(claims, faults, strict=True) if why is not None]
+    if not bad:
+        return None
+    dropped, reasons = zip(*bad, strict=True)
+    episode.model.event(MemoryUngrounded(dropped, reasons, (), changed=False))
+    return f'memory: "{bad[0][0][:80]}": {bad[0][1]}; write down what the results say, in their words'
 
 
 def prune_fault(arguments: Mapping[str, Any], in_sight: list[str]) -> str | None:

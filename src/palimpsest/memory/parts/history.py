@@ -93,6 +93,15 @@ class History:
         left = (exchange.without(ids, codec) for exchange in self.exchanges)
         return replace(self, exchanges=tuple(exchange for exchange in left if exchange is not None))
 
+    def with_result(self, result_id: str, ids: Tokens) -> History:
+        """The history with the text `ids`, number included, instead of that of result `result_id`."""
+
+        def changed(exchange: Exchange) -> Exchange:
+            results = (replace(one, ids=ids) if one.id == result_id else one for one in exchange.results)
+            return replace(exchange, results=tuple(results))
+
+        return replace(self, exchanges=tuple(map(changed, self.exchanges)))
+
     def results(self) -> list[Result]:
         """Remaining results, oldest first."""
         return [result for exchange in self.exchanges for result in exchange.shown[1]]

@@ -108,6 +108,10 @@ class ToolEpisode:
     """Ids of results that are errors, which may quote the agent."""
     summary: list[int] = field(default_factory=list)
     """[T] the latest summary."""
+    rollbacks: int = 0
+    """Results taken back for lack of room so far (memory/edit.py)."""
+    level: int = 0
+    """Latest fill of the context, in percent, of which the model was informed."""
     evidence: dict[str, None] = field(default_factory=dict)
     """Evidence of readers, in order of its first discovery."""
     readers: list[int] = field(default_factory=list)

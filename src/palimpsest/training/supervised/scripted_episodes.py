@@ -17,8 +17,8 @@ data/synthetic/search_problems.py), but not which facts to retain or when:
 The policy or a baseline runs the episode, so that the prompts are those of training. The baselines use no memory
 action and the model's whole window, or summaries. Outcomes are not checked.
 
-Examples of a lead and its readers are episodes on synthetic documents. The script knows neither what to ask nor when
-to stop:
+Examples of a lead and its readers are episodes on synthetic documents. The script knows neither the right name
+nor when to stop:
 
     query     any name in the prompt, of the question or of a result, again and again with probability `ASKS_ON`
     reader    all sentences of its section about that name, in order; "NAME none" without any, which the rule

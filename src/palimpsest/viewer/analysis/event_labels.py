@@ -38,6 +38,7 @@ from palimpsest.events import (
     Recalled,
     Replayed,
     ReplyMalformed,
+    RolledBack,
     SamplerFailed,
     SummedUp,
     TimedOut,
@@ -162,7 +163,10 @@ _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     ReadingEnded: lambda it: f"reading ends after section {ordinal(it.chunk)}; {it.unread} unread",
     ToolCalled: _called,
     ToolFailed: lambda it: f"{it.tool or 'a call'} failed ({it.error}), result {it.id}: {it.message}",
-    Pruned: lambda it: f"deleted {', '.join(it.deleted)}; {it.context_tokens} tokens of the prompt remain",
+    Pruned: lambda it: (
+        f"{it.verb}: deleted {', '.join(it.deleted) or 'nothing'}; {it.context_tokens} tokens of the prompt remain"
+    ),
+    RolledBack: lambda it: f"no room for {', '.join(it.ids)}: taken back ({it.count} so far)",
     PruneRefused: lambda it: f"prune rejected: {it.reason}",
     ExchangesDropped: lambda it: f"the {it.exchanges} oldest exchanges left the window",
     SummedUp: lambda it: f"a summary of {it.tokens} tokens replaced the history",

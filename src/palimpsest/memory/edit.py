@@ -1,0 +1,268 @@
+"""An agent with tools that edits its own context, block by block.
+
+Sources: Context Language Models (arXiv 2609.37725), whose agent edits its context as a file, and AutoCompact (arXiv
+2610.02163), which compacts by a tool call. Here each edit is a call, so replies, results and their order remain a
+conversation. MemAct's prune (arXiv 2510.12635) is the case with the one verb `merge`.
+
+Every result is a block with a number. The verbs, each a tool:
+
+    drop(blocks)         removes blocks and the calls that made them
+    keep(block, text)    cuts a block down to `text`, a part of it word for word
+    note(text)           removes nothing: the call stays, with its text
+    merge(blocks, text)  removes blocks; the call stays, with its text
+    compact(text)        removes all blocks so far; the call stays, with its text
+
+The result of an edit, its receipt, has a number too, so a later edit can remove a note with its call.
+
+    notice      a result ends with the fill of the context when it first exceeds 25, 50 or 75 %; again after a shrink
+    roll-back   results that leave no room for another turn are taken back, at most `rollbacks` times: the model reads
+                `rolled_back` instead, and has to edit before it calls again
+
+Guaranteed: an edit applies as a whole or not at all, and an error names the fault; `keep` never adds a word; a header
+in the text of a tool loses its first character, so no result can pose as another block.
+Not covered: completeness of notes. `grounded` rejects those with unsupported units.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
+
+from palimpsest.errors import ConfigError, nearest
+from palimpsest.events import Pruned, PruneRefused, RolledBack
+from palimpsest.memory.parts import tool_agent
+from palimpsest.memory.parts.grounded import Grounded
+from palimpsest.memory.parts.prompts import Slots, shared
+from palimpsest.memory.parts.tool_agent import Found, Said, ToolAgentPolicy, ToolEpisode, ToolPrompts
+from palimpsest.memory.policy import require_positive
+from palimpsest.memory.prune import ungrounded_note
+from palimpsest.text.sentences import NUMBER, Unit, flat, stands_in
+from palimpsest.text.template import insert
+from palimpsest.text.tool_calls import ToolCall
+from palimpsest.text.tool_schema import argument_fault
+from palimpsest.tools.tool import ToolSpec
+from palimpsest.types import Completion, Problem
+
+_REFUSED = "edit_refused"
+_LEVELS = (25, 50, 75)  # percent of the context
+
+
+def _verb(name: str, about: str, **properties: Mapping[str, Any]) -> ToolSpec:
+    return ToolSpec(name, about, {"type": "object", "properties": properties, "required": list(properties)})
+
+
+_BLOCKS = {"type": "array", "items": {"type": "string"}, "description": "numbers of blocks"}
+_TEXT = {"type": "string", "description": "everything to remember"}
+VERBS = {
+    spec.name: spec
+    for spec in (
+        _verb("drop", "Remove blocks and the calls that made them.", blocks=_BLOCKS),
+        _verb(
+            "keep",
+            "Cut a block down to a part of it.",
+            block={"type": "string", "description": "its number"},
+            text={"type": "string", "description": "the part to keep, word for word"},
+        ),
+        _verb("note", "Write something down, and remove nothing.", text=_TEXT),
+        _verb("merge", "Remove blocks, after writing down what you need them for.", blocks=_BLOCKS, text=_TEXT),
+        _verb("compact", "Remove all blocks so far, after writing down the state of the work.", text=_TEXT),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditPrompts(ToolPrompts):
+    """Texts of the tool agent, and those about edits."""
+
+    system_edit: Annotated[str, Slots(may_be_empty=True)] = ""
+    """Addition to the system message."""
+    receipt: Annotated[str, Slots(optional=("freed", "used", "limit"))] = ""
+    """Result of an edit: tokens freed, tokens in use, the limit."""
+    notice: Annotated[str, Slots(optional=("percent", "used", "limit"), may_be_empty=True)] = ""
+    """After the result that fills the context beyond a level."""
+    rolled_back: Annotated[str, Slots()] = ""
+    """Instead of results without room."""
+
+
+_GUIDE = """## Editing your context
+
+Your context has a limit. Every result is a block with a number. Drop blocks that led nowhere, keep the part of a \
+block that matters, merge blocks into a note of what they say, or compact everything into a summary. Write down what \
+you need before you remove it: nothing brings it back."""
+
+STANDARD = EditPrompts(
+    **{**shared(tool_agent.STANDARD), "result": "[block {id}] {text}"},
+    system_edit=_GUIDE,
+    receipt="Done: {freed} tokens freed, {used} of {limit} in use.",
+    notice="\n[context: {percent} % of {limit} tokens in use]",
+    rolled_back="Not shown: the context is full. Free some of it with an edit, then call again.",
+)
+"""Our wording, for instruction models."""
+
+SHORT = EditPrompts(**shared(tool_agent.SHORT), receipt="done", rolled_back="full")
+"""For the embedded model."""
+
+
+@dataclass(frozen=True, slots=True)
+class EditPolicy(ToolAgentPolicy):
+    """Options of the tool agent, and the verbs."""
+
+    prompt_sets: ClassVar[Mapping[str, EditPrompts]] = {"standard": STANDARD, "short": SHORT}
+    texts: EditPrompts = field(init=False, repr=False, compare=False)
+    verbs: tuple[str, ...] = tuple(VERBS)
+    """Any of drop, keep, note, merge, compact; none: the plain agent with tools."""
+    rollbacks: int = 6
+    """Most roll-backs of an episode; then it ends as out_of_context where a turn does not fit."""
+    grounded: Grounded = "off"
+    """Filter for notes: `off`, none; `verbatim`, units in a result or an earlier note of the context; `close`, also
+    paraphrases of these. A note with any other unit rejects the whole edit."""
+    unit: Unit = "sentence"
+    """Unit that `grounded` checks: each `sentence`, each `item` of a list or each `line`."""
+
+    def __post_init__(self) -> None:
+        ToolAgentPolicy.__post_init__(self)
+        require_positive(self, "rollbacks")
+        if unknown := next((verb for verb in self.verbs if verb not in VERBS), None):
+            hint = f"choose from {', '.join(VERBS)}{nearest(unknown, VERBS)}"
+            raise ConfigError(hint, key="policy.options.verbs", value=unknown)
+        if taken := next((tool.spec.name for tool in self.built if tool.spec.name in self.verbs), None):
+            raise ConfigError(f"can't have {taken}, which is a verb; rename yours", key="policy.options.tools")
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        return (*(tool.spec for tool in self.built), *(VERBS[verb] for verb in self.verbs))
+
+    def messages(self) -> tuple[str, str]:
+        guide = self.texts.system_edit if self.verbs else ""
+        return "\n\n".join(part for part in (self.texts.system, guide) if part), self.texts.user
+
+    def shown_texts(self) -> tuple[str, ...]:
+        return ("user", "result", "receipt", "rolled_back")
+
+    def result_id(self, problem: Problem, number: int) -> str:
+        return ToolAgentPolicy.result_id(self, problem, number) if self.texts.short_ids else str(number + 1)
+
+    def shown(self, result_id: str, text: str) -> str:
+        """A result as the model sees it; headers in its text are broken."""
+        before = insert(self.texts.result, {"id": "\0", "text": ""}).strip()
+        header = re.escape(before).replace(re.escape("\0"), r"\w+")
+        return ToolAgentPolicy.shown(self, result_id, re.sub(header, lambda match: match[0][1:], text))
+
+    # --- edits ---------------------------------------------------------------------------------------------------
+
+    def _edits(self, call: Found) -> bool:
+        return isinstance(call, ToolCall) and call.name in self.verbs
+
+    def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
+        """Apply an edit immediately, to the history before this reply."""
+        if not self._edits(call) or number >= self.parallel_calls:
+            return ToolAgentPolicy.immediate_result(self, episode, call, number)
+        assert isinstance(call, ToolCall)
+        fault = argument_fault(call.arguments, VERBS[call.name].parameters) or self._fault(episode, call)
+        if fault is not None:
+            return Said(fault, _REFUSED)
+        before = len(episode.history.ids())
+        self._apply(episode, call)
+        used = len(episode.history.ids())
+        values = {"freed": before - used, "used": used, "limit": self.context_tokens}
+        return Said(insert(self.texts.receipt, {name: str(value) for name, value in values.items()}))
+
+    def _fault(self, episode: ToolEpisode, call: ToolCall) -> str | None:
+        """Why an edit is invalid, or None."""
+        arguments, there = call.arguments, episode.history.result_ids()
+        if fault := blocks_fault(_blocks_of(call), there, needed=call.name in ("drop", "keep", "merge")):
+            return fault
+        if call.name == "drop":
+            return None
+        if not arguments["text"].strip():
+            return "text is empty: write down what to remember"
+        if call.name == "keep":
+            (block,) = [one for one in episode.history.results() if one.id == arguments["block"]]
+            text = flat(episode.model.codec.decode(block.ids, control=False))
+            fits = stands_in(flat(arguments["text"]), text, NUMBER)
+            return None if fits else f"text is not a part of block {block.id}: copy it word for word"
+        return ungrounded_note(episode, arguments["text"], self.grounded, self.unit)
+
+    def _apply(self, episode: ToolEpisode, call: ToolCall) -> None:
+        history, codec = episode.history, episode.model.codec
+        if call.name == "keep":
+            block = call.arguments["block"]
+            ids = tuple(codec.encode(self.shown(block, call.arguments["text"])))
+            episode.history = history.with_result(block, ids)
+        elif call.name == "compact":
+            episode.history = replace(history, exchanges=())
+        elif call.name != "note":
+            episode.history = history.without(call.arguments["blocks"], codec)
+
+    def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
+        if not self._edits(call) or answer.error not in (None, _REFUSED):
+            return ToolAgentPolicy.record(self, episode, call, answer, about)
+        assert isinstance(call, ToolCall)
+        if answer.error is not None:
+            return episode.model.event(PruneRefused(about["id"], answer.text[:400]))
+        episode.prunes += 1
+        if call.name != "keep":
+            episode.notes[about["id"]] = call.arguments.get("text", "")
+        there = {*episode.history.result_ids(), about["id"]}
+        memory = "\n".join(note for one, note in episode.notes.items() if one in there and note)
+        deleted = tuple(_blocks_of(call)) if call.name in ("drop", "merge") else ()
+        episode.model.event(Pruned(about["id"], deleted, memory, len(episode.history.ids()), verb=call.name))
+        return None
+
+    # --- notices and roll-backs ----------------------------------------------------------------------------------
+
+    async def answer_calls(self, episode: ToolEpisode, completion: Completion, calls: Sequence[Found]) -> None:
+        await ToolAgentPolicy.answer_calls(self, episode, completion, calls)
+        if self.verbs:
+            self._roll_back(episode, calls)
+            self._notify(episode)
+
+    def _roll_back(self, episode: ToolEpisode, calls: Sequence[Found]) -> None:
+        """Take back the results of the latest reply if they leave no room for a turn."""
+        full = len(episode.history.ids()) + self.turn_tokens > self.context_tokens
+        last = episode.history.exchanges[-1].results
+        brought = [one.id for one, call in zip(last, calls, strict=True) if not self._edits(call)]
+        if not (full and brought and episode.rollbacks < self.rollbacks):
+            return
+        for one in brought:
+            ids = tuple(episode.model.codec.encode(self.shown(one, self.texts.rolled_back)))
+            episode.history = episode.history.with_result(one, ids)
+        episode.errors.update(brought)
+        episode.rollbacks += 1
+        episode.model.event(RolledBack(tuple(brought), episode.rollbacks))
+
+    def _notify(self, episode: ToolEpisode) -> None:
+        """Add a notice to the latest result if the context exceeds a level for the first time since it was below."""
+        used = len(episode.history.ids())
+        percent = 100 * used // self.context_tokens
+        level = max((one for one in _LEVELS if one <= percent), default=0)
+        if level > episode.level and self.texts.notice:
+            values = {"percent": percent, "used": used, "limit": self.context_tokens}
+            text = insert(self.texts.notice, {name: str(value) for name, value in values.items()})
+            latest = episode.history.exchanges[-1].results[-1]
+            ids = (*latest.ids, *episode.model.codec.encode(text))
+            episode.history = episode.history.with_result(latest.id, ids)
+        episode.level = level
+
+
+def _blocks_of(call: ToolCall) -> list[str]:
+    blocks: list[str] = call.arguments.get("blocks") or []
+    return [call.arguments["block"]] if "block" in call.arguments else blocks
+
+
+def blocks_fault(blocks: Sequence[str], there: Sequence[str], *, needed: bool) -> str | None:
+    """Why `blocks` can't be edited, or None. `there`: numbers of the blocks in the context.
+
+    >>> blocks_fault(["3"], ["1", "2"], needed=True), blocks_fault([], ["1"], needed=False)
+    ('no block "3"; there is 1, 2', None)
+    """
+    if needed and not blocks:
+        return "blocks is empty: name at least one"
+    for number, one in enumerate(blocks):
+        if one not in there:
+            return f'no block "{one[:40]}"; there is {", ".join(there[-20:]) or "none yet"}'
+        if one in blocks[:number]:
+            return f'block "{one}" occurs twice'
+    return None
