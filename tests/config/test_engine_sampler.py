@@ -64,7 +64,7 @@ def rejected(*overrides: str) -> str:
             [*TURNS, "cluster={learners: 6, tensor_parallel_size: 3}", "sampler.tensor_parallel_size=2"],
             "doesn't fit 6 ranks in groups of cluster.tensor_parallel_size=3; set it to 1",
         ),
-        ([VLLM, "roles={critic: {model: org/other}}"], "roles.critic.model: vLLM servers"),
+        ([VLLM, "roles={critic: {model: org/other}}"], "roles.critic.model: vLLM loads only"),
         ([VLLM, "sampling.temperature=0.7", "sampling.top_p=0.95"], "set loss.old_logprobs=recompute"),
         ([VLLM, "sampling={temperature: 0.7, top_p: 0.95}", RECOMPUTE], "loss.importance_sampling_cap=null"),
     ],

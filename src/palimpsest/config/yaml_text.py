@@ -73,8 +73,9 @@ Dumper.add_representer(
 
 
 def _text(dumper: Dumper, value: str) -> yaml.Node:
-    """Block style for multi-line texts; double quotes for other line breaks, which YAML would fold."""
-    style = '"' if any(c in value for c in "\x85\u2028\u2029") else "|" if "\n" in value else None
+    """Block style for multi-line texts; double quotes for other line breaks, which YAML would fold, and blank texts."""
+    quoted = any(c in value for c in "\x85\u2028\u2029") or (value != "" and not value.strip("\n"))
+    style = '"' if quoted else "|" if "\n" in value else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
