@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from palimpsest.agents.roles import open_roles
+from palimpsest.agents.roles import FrozenSampler, open_roles
 from palimpsest.app.train.run_setup import open_setup
 from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import RunConfig
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.run_folder import open_run
-from palimpsest.types import Problem
+from palimpsest.types import Problem, SamplingParams
 from support.agents import base_codec, family_codec
 from support.endpoint_server import MODEL, endpoint_server
-from support.fakes import changed, small_config
+from support.fakes import SeedSampler, changed, small_config
 
 
 @dataclass(frozen=True)
@@ -92,3 +92,59 @@ def test_a_role_with_another_tokenizer_is_rejected(tiny_model_folder: Path) -> N
     settings = config(str(tiny_model_folder), sceptic={"model": str(tiny_model_folder)})
     with pytest.raises(ConfigError, match=r"roles.sceptic.model=.* has another tokenizer than model.path"):
         open_roles(settings, family_codec("chatml"))
+
+
+class Counting(SeedSampler):
+    """Counts the requests that start and are cancelled; fails while `fails`."""
+
+    started = cancelled = 0
+    fails = False
+
+    async def generate(self, prompt_ids: Any, params: Any, **options: Any) -> Any:
+        self.started += 1
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.fails:
+            raise SamplerError("lost")
+        return await super().generate(prompt_ids, params, **options)
+
+
+def greedy(**changes: Any) -> SamplingParams:
+    return replace(SamplingParams(max_tokens=4, temperature=0.0), **changes)
+
+
+async def test_a_frozen_model_samples_a_greedy_reply_once_per_prompt_and_budget() -> None:
+    inner = Counting()
+    sampler = FrozenSampler(inner)
+    first, *others = await asyncio.gather(*(sampler.generate((5, 6), greedy(seed=seed)) for seed in range(4)))
+    assert others == [first] * 3
+    assert await sampler.generate([5, 6], greedy(seed=9)) == first
+    assert inner.started == 1
+    await sampler.generate((5, 7), greedy())
+    await sampler.generate((5, 6), greedy(max_tokens=5))
+    for seed in range(2):
+        await sampler.generate((5, 6), greedy(temperature=1.0, seed=seed))
+    assert inner.started == 5
+
+
+async def test_a_failed_reply_is_sampled_again_and_a_request_ends_with_its_last_caller() -> None:
+    inner = Counting()
+    inner.fails = True
+    sampler = FrozenSampler(inner)
+    lost = await asyncio.gather(*(sampler.generate((5,), greedy()) for _ in range(2)), return_exceptions=True)
+    assert [type(error) for error in lost] == [SamplerError] * 2
+    inner.fails = False
+    one, other = (asyncio.ensure_future(sampler.generate((5,), greedy())) for _ in range(2))
+    await asyncio.sleep(0.001)
+    one.cancel()
+    reply = await other
+    assert (inner.started, inner.cancelled) == (2, 0)
+    alone = asyncio.ensure_future(sampler.generate((6,), greedy()))
+    await asyncio.sleep(0.001)
+    alone.cancel()
+    await asyncio.sleep(0.001)
+    assert inner.cancelled == 1
+    assert await sampler.generate((5,), greedy()) == reply

@@ -1,22 +1,34 @@
 """Roles and their samplers: turns of a role with its own model are sampled by that model (`roles` in the recipe).
 
-Guaranteed: a model with another tokenizer is an error before any episode, as the same ids would mean other text.
-With `roles.NAME.url`, a server samples them (engines/endpoint), without retraining or weights in this process.
-Not covered: placing models on devices (all load on `model.device`).
+The readers of a group get equal prompts again and again: every rollout asks about the same sections. At temperature 0 a
+frozen model's reply depends on nothing else, so `FrozenSampler` samples each once and repeats it, even while it is in
+flight.
+
+Guaranteed: a model with another tokenizer is an error before any episode, as the same ids would mean other text. A
+server samples a role with `roles.NAME.url`. Requests above temperature 0 pass unchanged; a failed reply is not
+repeated; a request is cancelled with the last of its callers.
+Not covered: placing models on devices (all load on `model.device`); greedy replies of a server that vary with its
+batch: the first one counts.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import open_engine
-from palimpsest.engines.protocol import Engine, Sampler
+from palimpsest.engines.protocol import CompletionDelta, Engine, Sampler, SamplerStats
 from palimpsest.errors import ConfigError
 from palimpsest.rollout.episode import Role, Roles
 from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,7 @@ def open_roles(config: RunConfig, codec: Codec) -> OpenRoles:
             engine = open_engine(_with_model(config, role.model, role.url), objective=None)
             engines.append(engine)
             _check_tokenizer(name, role.model, engine.codec, codec)
-            sampler = engine.sampler
+            sampler = FrozenSampler(engine.sampler)
         samplers[name] = Role(sampler, role.temperature, role.max_tokens)
     return OpenRoles(samplers, tuple(engines))
 
@@ -62,3 +74,69 @@ def _check_tokenizer(name: str, path: str, theirs: Codec, ours: Codec) -> None:
             f"roles.{name}.model={path!r} has another tokenizer than model.path: prompts pass between them as token "
             "ids; choose a model of the same family"
         )
+
+
+# ---- Greedy replies of a frozen model ------------------------------------------------------------------------
+
+
+MOST = 65_536
+"""Stored replies of a role."""
+
+_Key = tuple[bytes, int, tuple[int, ...]]
+
+
+class FrozenSampler(Sampler):
+    """Satisfies `palimpsest.engines.protocol.Sampler`, for a model whose weights never change."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._replies = OrderedDict[_Key, Completion]()
+        self._in_flight = dict[_Key, tuple[asyncio.Task[Completion], list[None]]]()
+
+    @property
+    def max_context(self) -> int:
+        return self._sampler.max_context
+
+    @property
+    def version(self) -> int:
+        return self._sampler.version
+
+    async def generate(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> Completion:
+        """See `Sampler.generate`."""
+        if params.temperature > 0:
+            return await self._sampler.generate(prompt_ids, params, session=session)
+        digest = hashlib.blake2b(array("q", prompt_ids).tobytes(), digest_size=16).digest()
+        key = digest, params.max_tokens, params.stop_ids
+        if (known := self._replies.get(key)) is not None:
+            self._replies.move_to_end(key)
+            return known
+        if key not in self._in_flight:
+            task = asyncio.ensure_future(self._sampler.generate(prompt_ids, params, session=session))
+            self._in_flight[key] = task, []
+        task, callers = self._in_flight[key]
+        callers.append(None)
+        try:
+            reply = await asyncio.shield(task)
+        finally:
+            callers.pop()
+            if not callers:
+                task.cancel()
+            if not callers or task.done():
+                self._in_flight.pop(key, None)
+        self._replies[key] = reply
+        if len(self._replies) > MOST:
+            self._replies.popitem(last=False)
+        return reply
+
+    def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: str | None = None
+    ) -> AsyncIterator[CompletionDelta]:
+        return self._sampler.stream(prompt_ids, params, session=session)
+
+    async def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
+        return await self._sampler.score(prompt_ids, ids)
+
+    def stats(self) -> SamplerStats:
+        return self._sampler.stats()
