@@ -72,7 +72,7 @@ WIDE = {
 
 BUDGET: dict[str, tuple[int, int]] = {
     "": (3260, 15),
-    "agents": (490, 5),
+    "agents": (560, 5),
     "app": (9040, 46),
     "cli": (2700, 16),
     "config": (3140, 12),
