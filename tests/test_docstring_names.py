@@ -15,7 +15,17 @@ FOLDERS = ("src", "scripts", "benchmarks", "examples")
 CODE = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FILES = [*CODE, *(ROOT / "tests").rglob("*.py")]
 FOREIGN = {
-    *("PyTorch", "NumPy", "TensorBoard", "JavaScript", "WebSocket", "SentencePiece", "DeepSeekMath", "DasGupta"),
+    *(
+        "PyTorch",
+        "NumPy",
+        "TensorBoard",
+        "JavaScript",
+        "WebSocket",
+        "SentencePiece",
+        "DeepSeekMath",
+        "DasGupta",
+        "AutoCompact",
+    ),
     *("FlexAttention", "BlockMask", "vector_norm", "EvalLog"),  # of torch and inspect
     *("goldAnswers", "a_b", "MyRule", "MyLayer", "MyPrompts", "mine.py", "packing.py"),  # examples, other projects
     *("NAME_before", "TASK_LENGTH", "SPLIT_DOCUMENTS", "SPLIT", "SHARD", "objectives_K", "restarted"),  # placeholders
