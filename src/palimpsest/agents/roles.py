@@ -85,13 +85,19 @@ MOST = 65_536
 _Key = tuple[bytes, int, tuple[int, ...]]
 
 
+@dataclass(slots=True)
+class _GreedyRequest:
+    task: asyncio.Task[Completion]
+    callers: int = 0
+
+
 class FrozenSampler(Sampler):
     """Satisfies `palimpsest.engines.protocol.Sampler`, for a model whose weights never change."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._replies = OrderedDict[_Key, Completion]()
-        self._in_flight = dict[_Key, tuple[asyncio.Task[Completion], list[None]]]()
+        self._in_flight = dict[_Key, _GreedyRequest]()
 
     @property
     def max_context(self) -> int:
@@ -113,17 +119,17 @@ class FrozenSampler(Sampler):
             self._replies.move_to_end(key)
             return known
         if key not in self._in_flight:
-            task = asyncio.ensure_future(self._sampler.generate(prompt_ids, params, session=session))
-            self._in_flight[key] = task, []
-        task, callers = self._in_flight[key]
-        callers.append(None)
+            sampled = self._sampler.generate(prompt_ids, params, session=session)
+            self._in_flight[key] = _GreedyRequest(asyncio.ensure_future(sampled))
+        request = self._in_flight[key]
+        request.callers += 1
         try:
-            reply = await asyncio.shield(task)
+            reply = await asyncio.shield(request.task)
         finally:
-            callers.pop()
-            if not callers:
-                task.cancel()
-            if not callers or task.done():
+            request.callers -= 1
+            if not request.callers:
+                request.task.cancel()
+            if not request.callers or request.task.done():
                 self._in_flight.pop(key, None)
         self._replies[key] = reply
         if len(self._replies) > MOST:

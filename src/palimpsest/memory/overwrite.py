@@ -24,7 +24,7 @@ from palimpsest.errors import DataError
 from palimpsest.events import DocumentTruncated, EmptyMemoryKept, MemoryUngrounded
 from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
 from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
-from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, chosen
+from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, blocks, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_positive
 from palimpsest.text.codec import Codec, cached_on_codec
 from palimpsest.text.reply_tags import thoughtful, without_thinking
@@ -51,12 +51,8 @@ anew: keep every detail of the old memory that still matters and add what the se
 problem. Only the new memory will be kept."""
 
 STANDARD = ReadingPrompts(
-    read=_TASK
-    + "\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>\n\n<section>\n{section}\n</section>"
-    "\n\nUpdated memory:",
-    read_section_first=_TASK
-    + "\n\n<section>\n{section}\n</section>\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>"
-    "\n\nUpdated memory:",
+    read=f"{_TASK}\n\n{blocks('question', 'memory', 'section')}\n\nUpdated memory:",
+    read_section_first=f"{_TASK}\n\n{blocks('section', 'question', 'memory')}\n\nUpdated memory:",
     answer="""You have read an article section by section and kept a memory of it. Solve the problem from that memory \
 and put the final answer in \\boxed{}.
 

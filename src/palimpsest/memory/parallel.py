@@ -30,7 +30,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.events import MemoryWritten, PassEnded
 from palimpsest.memory import overwrite
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
-from palimpsest.memory.parts.prompts import Layout, Slots, shared
+from palimpsest.memory.parts.prompts import Layout, Slots, blocks, shared
 from palimpsest.memory.policy import Answered, Model, require_positive
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import Cutter
@@ -54,26 +54,18 @@ below it what the section says, detail by detail, in its own words."""
 STANDARD = ParallelPrompts(
     **{
         **shared(overwrite.STANDARD),
-        "read": _TASK
-        + "\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>\n\n<section>\n{section}\n</section>",
-        "read_section_first": _TASK
-        + "\n\n<section>\n{section}\n</section>\n\n<problem>\n{question}\n</problem>\n\n<memory>\n{memory}\n</memory>",
+        "read": f"{_TASK}\n\n{blocks('question', 'memory', 'section')}",
+        "read_section_first": f"{_TASK}\n\n{blocks('section', 'question', 'memory')}",
     },
-    merge="""You are answering a problem about an article that is too long to read at once. You get the problem, the \
-memory of earlier readings and notes, each from one section of the article. Write the memory anew: keep what still \
-matters of the old memory, add what helps to solve the problem, and where notes contradict each other keep both. Only \
+    merge=f"""You are answering a problem about an article that is too long to read at once. You get the problem, the \
+memory of earlier readings and notes, each from one section of the article. Rewrite the memory: keep what still \
+matters of it, add what helps to solve the problem, and where notes contradict each other keep both. Only \
 the new memory will be kept.
 
-<problem>
-{question}
-</problem>
-
-<memory>
-{memory}
-</memory>
+{blocks("question", "memory")}
 
 <notes>
-{replies}
+{{replies}}
 </notes>
 
 Updated memory:""",
@@ -144,7 +136,9 @@ class ParallelPolicy(OverwritePolicy):
         chunks, written = self.document_chunks(document, model), bool(problem.memory)
         for number in range(self.passes):
             replies = await self.read_all(chunks, number, {"question": question, "memory": memory}, model)
-            found = [ids for ids in (self.added(reply, chunk, memory, model) for reply, chunk in replies) if ids]
+            known = flat(model.codec.decode(memory))
+            added = (self.added(reply, (chunk, memory), known, model) for reply, chunk in replies)
+            found = [ids for ids in added if ids]
             if found:
                 memory = await self.merge(found, question, memory, written, model)
             sources = tuple(reply.turn for reply, _ in replies if reply.turn is not None)
@@ -170,18 +164,18 @@ class ParallelPolicy(OverwritePolicy):
         )
         return list(zip(replies, chunks, strict=True))
 
-    def added(self, reply: Completion, chunk: Sequence[int], memory: list[int], model: Model) -> list[int]:
-        """What a reply adds to the memory; empty if nothing."""
+    def added(self, reply: Completion, sources: Sequence[Sequence[int]], known: str, model: Model) -> list[int]:
+        """What a reply adds to the memory, whose flat text is `known`; empty if nothing."""
         codec = model.codec
         before = self.templates(codec)[0].pieces[-1]
-        cutter = Cutter.of(reply.token_ids, codec, before) if "<" in codec.decode(reply.token_ids) else None
-        tag = _TAG.search(cutter.text) if cutter else None
-        if cutter and tag:
-            if tag[1].casefold() == "no":
+        if _TAG.search(codec.decode(reply.token_ids)):
+            cutter = Cutter.of(reply.token_ids, codec, before)
+            tag = _TAG.search(cutter.text)
+            if tag and tag[1].casefold() == "no":
                 return []
-            reply = replace(reply, token_ids=tuple(cutter.without([tag.span()])))
-        ids = self._next_memory([], reply, model, before, (chunk, memory))
-        known = flat(codec.decode(memory))
+            if tag:
+                reply = replace(reply, token_ids=tuple(cutter.without([tag.span()])))
+        ids = self._next_memory([], reply, model, before, sources)
         text = codec.decode(ids).strip()
         says = [] if text == self.texts.empty_memory.strip() else sentences(text)
         return ids if any(not stands_in(flat(one), known, NUMBER) for one in says) else []

@@ -31,7 +31,7 @@ from palimpsest import events
 from palimpsest.errors import ConfigError
 from palimpsest.events import MemoryCut, MemoryWritten, PastShown, ReplyMalformed
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
-from palimpsest.memory.parts.prompts import Slots
+from palimpsest.memory.parts.prompts import Slots, blocks
 from palimpsest.memory.parts.retrievers import RETRIEVERS, MemoryHistory, Retriever
 from palimpsest.memory.policy import Answered, Model, require_positive
 from palimpsest.text.codec import Codec
@@ -50,23 +50,6 @@ class RecallPrompts(ReadingPrompts):
     answer: Annotated[str, Slots("question", "recalled", "memory")] = ""
     nothing_recalled: Annotated[str, Slots(may_be_empty=True)] = ""
     """The recalled slot when nothing is recalled."""
-
-
-_BLOCK = "<{0}>\n{{{0}}}\n</{0}>".format
-
-
-def blocks(*names: str) -> str:
-    """Tagged blocks, one per slot; the question's block is called problem.
-
-    >>> blocks("question", "memory")
-    '<problem>\\n{question}\\n</problem>\\n\\n<memory>\\n{memory}\\n</memory>'
-    """
-    return (
-        "\n\n".join(_BLOCK(name) for name in names)
-        .replace("<question>", "<problem>")
-        .replace("</question>", "</problem>")
-        .replace("recalled>", "recalled_memory>")
-    )
 
 
 _TAGGED = """You are answering a problem about an article that is too long to read at once. You get the problem, one \

@@ -128,12 +128,15 @@ class Grid:
         """Number of a player's problems at a point."""
         fewer = None if point == min(self.points) else self.config.evaluation.baseline_problems
         count = self.count(point)
-        return count if fewer is None or player == self.agent or not self._reads(player) else min(count, fewer)
+        return count if fewer is None or player == self.agent or not self._readings[player] else min(count, fewer)
 
-    def _reads(self, player: str) -> int:
-        """How often the player reads a section; 0 if the number of its turns does not grow with the size."""
-        policy = self.players[player]
-        return build_policy(policy).readings if self.axis is QUESTIONS or "chunk_size" in policy.options else 0
+    @cached_property
+    def _readings(self) -> dict[str, int]:
+        """How often each player reads a section; 0 if the number of its turns does not grow with the size."""
+        return {
+            name: build_policy(policy).readings if self.axis is QUESTIONS or "chunk_size" in policy.options else 0
+            for name, policy in self.players.items()
+        }
 
     def problems(self, point: int) -> list[Problem]:
         """The held-out problems of a point."""
@@ -162,7 +165,7 @@ class Grid:
     def turns(self, names: Sequence[str], index: int = 0, shards: int = 1) -> int:
         """Estimated turns of these entries: one per chunk or search, and the answer."""
         return sum(
-            len(range(index, self.count_of(name, point), shards)) * (self.size(point) * self._reads(name) + 1)
+            len(range(index, self.count_of(name, point), shards)) * (self.size(point) * self._readings[name] + 1)
             for point in self.points
             for name in names
         )

@@ -114,6 +114,23 @@ def shared(texts: PromptSet) -> dict[str, Any]:
     return {field.name: getattr(texts, field.name) for field in fields(texts)}
 
 
+_BLOCK = "<{0}>\n{{{0}}}\n</{0}>".format
+
+
+def blocks(*names: str) -> str:
+    """Tagged blocks, one per slot; the question's block is called problem.
+
+    >>> blocks("question", "memory")
+    '<problem>\\n{question}\\n</problem>\\n\\n<memory>\\n{memory}\\n</memory>'
+    """
+    return (
+        "\n\n".join(_BLOCK(name) for name in names)
+        .replace("<question>", "<problem>")
+        .replace("</question>", "</problem>")
+        .replace("recalled>", "recalled_memory>")
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Wording:
     """The texts of a policy, and the names of the texts that its options show."""
