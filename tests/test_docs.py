@@ -59,10 +59,10 @@ WORDS = {
     "how-to/custom-engine.md": 500,
     "reference/cli.md": 150, "reference/configuration.md": 400, "reference/python.md": 200,
     "reference/recipes.md": 560, "reference/policies.md": 1520, "reference/data-formats.md": 1100,
-    "reference/metrics.md": 1490, "reference/files.md": 1620, "reference/server-api.md": 1100,
+    "reference/metrics.md": 1540, "reference/files.md": 1620, "reference/server-api.md": 1100,
     "reference/models.md": 910,
     "explanation/concepts.md": 900, "explanation/methods.md": 1400, "explanation/length-and-accuracy.md": 1200,
-    "explanation/credit-and-loss.md": 1310, "explanation/prefix-forest.md": 700,
+    "explanation/credit-and-loss.md": 1490, "explanation/prefix-forest.md": 700,
     "explanation/speculative-reading.md": 580, "explanation/many-servers.md": 300,
     "explanation/reproducibility.md": 700, "explanation/statistics.md": 700,
     "explanation/security.md": 600,
@@ -140,8 +140,8 @@ def test_a_page_has_at_most_its_words(name: str) -> None:
     assert words_of(name) <= WORDS[name]
 
 
-def test_the_documentation_has_at_most_49_700_words() -> None:
-    assert sum(words_of(name) for name in WORDS) <= 49_400
+def test_the_documentation_has_at_most_50_300_words() -> None:
+    assert sum(words_of(name) for name in WORDS) <= 50_300
 
 
 def test_the_index_for_language_models_names_every_page(tmp_path: Path) -> None:

@@ -172,6 +172,8 @@ class Pruned:
     """Tokens of the prompt after all prunes of the reply, before its results."""
     verb: str = "merge"
     """Of an agent that edits its context (memory/edit.py); a prune merges."""
+    tokens: tuple[int, int] = (0, 0)
+    """Position of the call in its reply's tokens: start, end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ KINDS: dict[str, PluginKind] = {
             "mean_std": "palimpsest.credit.grpo_rloo:mean_std",
             "leave_one_out": "palimpsest.credit.grpo_rloo:leave_one_out",
             "state_mix": "palimpsest.credit.state:StateMix",
+            "success_gated": "palimpsest.credit.success_gated:SuccessGated",
         },
         ("group",),
         "turn_advantages",

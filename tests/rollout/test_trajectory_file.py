@@ -44,6 +44,7 @@ VALUES = {
     "int | None": st.none() | st.integers(0, 9),
     "bool": st.booleans(),
     "float | None": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    "tuple[int, int]": st.tuples(st.integers(0, 9), st.integers(0, 9)),
     "tuple[int, ...]": IDS,
     "tuple[str, ...]": st.lists(TEXT, max_size=2).map(tuple),
     "Mapping[str, Any]": NOTES,

@@ -24,7 +24,7 @@ from palimpsest.cli.options import (
 )
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.display_text import printable
+from palimpsest.text.display_text import cost_text, printable
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.run_comparison import Comparison
@@ -78,12 +78,18 @@ _COLUMNS = ["", "side", "problems", "ungraded", "accuracy", "95%", "difference",
 
 
 def _show(comparison: Comparison, flips: int, *, diff: bool) -> None:
+    from palimpsest.evaluation.summary import cost_columns
+
     title = ", ".join(side.name for side in comparison.sides)
     rows = [_row(comparison, cell, name) for cell, sides in comparison.figures.items() for name in sides]
     made = table(title, _COLUMNS, rows)
     made.columns[0].min_width = min(30, max(len(row[0]) for row in rows))  # the name of a side gives way first
     made.columns[1].no_wrap = False
     stdout(160).print(made)
+    cells = [(cell, name, row) for cell, sides in comparison.figures.items() for name, row in sides.items()]
+    if len(columns := cost_columns(row for *_, row in cells)) > 1:
+        costs = [[comparison.label(c), n, *(cost_text(row.costs.get(one)) for one in columns)] for c, n, row in cells]
+        stdout(160).print(table("costs", ["", "side", *columns], costs))
     for name, pairing in comparison.pairings.items():
         typer.echo(printable(_sentence(name, comparison.sides[0].name, pairing)))
     for note in comparison.notes:

@@ -32,7 +32,7 @@ from palimpsest.cli.options import (
 )
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.display_text import counted, printable
+from palimpsest.text.display_text import cost_text, counted, printable
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.evaluation_plan import EvalPlan
@@ -207,6 +207,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
     """Print it. Raises typer.Exit without any graded episode."""
     from palimpsest.evaluation.episode_files import EPISODES
     from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY
+    from palimpsest.evaluation.summary import cost_columns
     from palimpsest.report.page import REPORT
 
     console, made = stdout(160), evaluation.table
@@ -217,8 +218,8 @@ def show_evaluation(evaluation: Evaluation) -> None:
     if remembering:
         shown = {name: name for name in MEMORY if any(name in row for row in remembering)}
         console.print(_table("memory", shown, evaluation, remembering))
-    if roles := {name: name for name in made.columns if name.endswith((" tokens", " computed"))}:
-        console.print(_table("tokens by role", roles, evaluation, made))
+    if len(columns := cost_columns((*evaluation.summaries, *evaluation.baselines))) > 1:
+        console.print(_table("costs", {name: name for name in columns}, evaluation, made))
     if evaluation.out is not None:
         written = [evaluation.out / name for name in (SAMPLES, SUMMARY, EPISODES, REPORT)]
         Terminal().message(", ".join(str(path) for path in written if path.exists()))
@@ -254,8 +255,9 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
         return "–"
     if name == "low":
         return f"{100 * value:.0f}–{100 * row['high']:.0f}"
-    counts = name.startswith("tokens") or name.endswith((" tokens", "computed"))
-    return f"{value:,.0f}" if counts else f"{value:.1f}" if name == "turns" else percent(value)
+    if name.startswith("tokens") or name.endswith((" tokens", "computed", "billed", "GFLOPs")):
+        return cost_text(value)
+    return f"{value:.1f}" if name == "turns" else percent(value)
 
 
 def _print_ungraded(evaluation: Evaluation) -> None:

@@ -25,6 +25,7 @@ from palimpsest.cli.train import Resume, print_plan
 from palimpsest.config.load import PRETRAINED, quickstarts
 from palimpsest.progress.displays import Terminal
 from palimpsest.runs.resume_rules import resume_command
+from palimpsest.text.display_text import cost_text
 
 if TYPE_CHECKING:
     from palimpsest.app.quickstart.quickstart_results import Results
@@ -125,7 +126,15 @@ def _show(done: Quickstart, *, json: bool) -> None:
     tokens = [
         [f"{cost}, {label}", *(f"{row[p].tokens_per_document:,.0f}" for p in points)] for label, row in _costs(results)
     ]
-    stdout().print(table("", columns, [*rows, *tokens]))
+    from palimpsest.evaluation.summary import cost_columns
+
+    names = [name for name in cost_columns(results.cells[results.grid.agent].values()) if name != "computed"]
+    more = [
+        [f"{name}, {label}", *(cost_text(row[p].costs.get(name)) for p in points)]
+        for name in names
+        for label, row in _costs(results)
+    ]
+    stdout().print(table("", columns, [*rows, *tokens, *more]))
     for note in results.fewer:
         Terminal().message(note)
     time_taken = f"{results.wall_s / 60:.1f} minutes in this call"

@@ -106,8 +106,9 @@ class SyntheticConfig(Strict):
     """Paragraphs per document; the quickstart's policy reads one a turn."""
     facts_per_chunk: int = Field(5, ge=1, le=32)
     """Sentences per paragraph."""
-    hops: Literal[1, 2] = 1
-    """Facts that a question needs; 2: the second is about a person whom the first names."""
+    hops: OneOrMore[int] = (1,)
+    """Facts that a question needs; 2: the second is about a person whom the first names. One number, or a list: each
+    training document draws one, evaluation uses the last."""
     distractor_facts: OneOrMore[int] = (4,)
     """Sentences about the same person, or of the same relation, as the evidence, however long the document: one number,
     or several of which each training document draws one and evaluation has the last."""
@@ -123,6 +124,8 @@ class SyntheticConfig(Strict):
 
     @model_validator(mode="after")
     def _numbers(self) -> SyntheticConfig:
+        if not self.hops or not set(self.hops) <= {1, 2}:
+            raise ValueError(f"data.synthetic.hops={list(self.hops)}: use 1, 2 or a list of these, e.g. [1, 2]")
         if not self.distractor_facts or not all(0 <= number <= 1000 for number in self.distractor_facts):
             raise ValueError(
                 f"data.synthetic.distractor_facts={list(self.distractor_facts)}: use numbers from 0 to 1000, e.g. 4 "

@@ -31,7 +31,7 @@ from palimpsest.config.section import Strict, check_name
 from palimpsest.plugin_kinds import KINDS
 
 STATE_MIX = "state_mix"
-OUTCOMES = tuple(name for name in KINDS["rule"].shipped if name != STATE_MIX)
+OUTCOMES = tuple(name for name in KINDS["rule"].shipped if name not in (STATE_MIX, "success_gated"))
 """The shipped credit rules that use only the rewards of whole trajectories; they have no options."""
 
 
@@ -85,11 +85,10 @@ class DynamicSamplingConfig(Strict):
 class CreditConfig(Strict):
     adv_estimator: str = "mean"
     """From the rewards of a group to advantages: mean, as MemAgent and Dr. GRPO; mean_std, as GRPO;
-    leave_one_out, as RLOO; state_mix, one of these mixed with advantages of single turns, as ReMemR1; or
-    my_module:my_rule."""
+    leave_one_out, as RLOO; state_mix, one of these mixed with advantages of single turns, as ReMemR1; success_gated,
+    one of these with credit for cheap edits of the context, as Context Language Models; or my_module:my_rule."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of state_mix (outcome, alpha, state_scale, lone_step:
-    docs/explanation/credit-and-loss.md#turns-and-spans), or of a custom rule."""
+    """Options of state_mix, success_gated (docs/explanation/credit-and-loss.md) or a custom rule."""
     agg_mode: Literal["token", "segment", "trajectory", "prompt"] = "token"
     """What shares the loss of an optimizer step equally (docs/explanation/credit-and-loss.md#weights)."""
     segments_per_group: int | None = Field(None, ge=1)
@@ -109,7 +108,7 @@ class CreditConfig(Strict):
     def _options_of_a_rule_that_has_any(self) -> CreditConfig:
         if self.options and self.adv_estimator in OUTCOMES:
             raise ValueError(
-                "credit.options belong to state_mix or a custom rule; "
+                "credit.options belong to state_mix, success_gated or a custom rule; "
                 f"credit.adv_estimator={self.adv_estimator} has none: "
                 "set credit.options={}"
             )

@@ -24,6 +24,7 @@ from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wils
 from palimpsest.events import DocumentTruncated
 from palimpsest.metrics.memory_metrics import EVIDENCE_FIRST, EVIDENCE_LAST
 from palimpsest.notes import Note
+from palimpsest.rollout.token_costs import cost_figures
 
 # ---- Clusters of samples -------------------------------------------------------------------------------------
 
@@ -194,6 +195,11 @@ class EvalSummary:
         return max((summary.length or 0 for summary in self.lengths), default=0), self.tokens_per_document
 
     @property
+    def costs(self) -> dict[str, float]:
+        """Means of the measured costs, by their column in a table."""
+        return cost_figures(self.measures)
+
+    @property
     def measures_reading(self) -> bool:
         """True if every document fits the window, so that the agent needs no memory."""
         return not self.cell.baseline and self.fits_window == self.problems
@@ -202,6 +208,11 @@ class EvalSummary:
         """Row of summary.json: the cell's fields and these."""
         values = asdict(self)
         return {**values.pop("cell"), **values, **({"measures_reading": True} if self.measures_reading else {})}
+
+
+def cost_columns(cells: Iterable[EvalSummary]) -> list[str]:
+    """Columns of the measured costs that any row has."""
+    return list(dict.fromkeys(name for cell in cells for name in cell.costs))
 
 
 def summarise(

@@ -12,10 +12,11 @@ Every result is a block with a number. The verbs, each a tool:
     merge(blocks, text)  removes blocks; the call stays, with its text
     compact(text)        removes all blocks so far; the call stays, with its text
 
-The result of an edit, its receipt, has a number too, so a later edit can remove a note with its call.
+The result of an edit, its receipt, has a number too, so a later edit can remove a note with its call. A `drop` or
+`keep` goes with its receipt at once if its reply made other calls, since its effect is there to see.
 
     notice      a result ends with the fill of the context when it first exceeds 25, 50 or 75 %; again after a shrink
-    roll-back   results that leave no room for another turn are taken back, at most `rollbacks` times: the model reads
+    roll-back   results that leave less than `reserve_tokens` are taken back, at most `rollbacks` times: the model reads
                 `rolled_back` instead, and has to edit before it calls again
 
 Guaranteed: an edit applies as a whole or not at all, and an error names the fault; `keep` never adds a word; a header
@@ -113,6 +114,8 @@ class EditPolicy(ToolAgentPolicy):
     texts: EditPrompts = field(init=False, repr=False, compare=False)
     verbs: tuple[str, ...] = tuple(VERBS)
     """Any of drop, keep, note, merge, compact; none: the plain agent with tools."""
+    reserve_tokens: int | None = None
+    """Room for a reply, which results must leave; null: turn_tokens."""
     rollbacks: int = 6
     """Most roll-backs of an episode; then it ends as out_of_context where a turn does not fit."""
     grounded: Grounded = "off"
@@ -123,7 +126,7 @@ class EditPolicy(ToolAgentPolicy):
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
-        require_positive(self, "rollbacks")
+        require_positive(self, "rollbacks", *(("reserve_tokens",) if self.reserve_tokens is not None else ()))
         if unknown := next((verb for verb in self.verbs if verb not in VERBS), None):
             hint = f"choose from {', '.join(VERBS)}{nearest(unknown, VERBS)}"
             raise ConfigError(hint, key="policy.options.verbs", value=unknown)
@@ -208,7 +211,8 @@ class EditPolicy(ToolAgentPolicy):
         there = {*episode.history.result_ids(), about["id"]}
         memory = "\n".join(note for one, note in episode.notes.items() if one in there and note)
         deleted = tuple(_blocks_of(call)) if call.name in ("drop", "merge") else ()
-        episode.model.event(Pruned(about["id"], deleted, memory, len(episode.history.ids()), verb=call.name))
+        left, tokens = len(episode.history.ids()), episode.tokens_of(call)
+        episode.model.event(Pruned(about["id"], deleted, memory, left, verb=call.name, tokens=tokens))
         return None
 
     # --- notices and roll-backs ----------------------------------------------------------------------------------
@@ -217,11 +221,26 @@ class EditPolicy(ToolAgentPolicy):
         await ToolAgentPolicy.answer_calls(self, episode, completion, calls)
         if self.verbs:
             self._roll_back(episode, calls)
+            self._clear(episode, calls)
             self._notify(episode)
+
+    def _clear(self, episode: ToolEpisode, calls: Sequence[Found]) -> None:
+        """Remove the applied edits of the latest reply that left no text, unless it made no other call."""
+        made = list(zip(episode.history.exchanges[-1].results, calls, strict=True))
+        traceless = [
+            one.id
+            for one, call in made
+            if isinstance(call, ToolCall)
+            and call.name in self.verbs
+            and call.name in ("drop", "keep")
+            and one.id not in episode.errors
+        ]
+        if len(traceless) < len(made):
+            episode.history = episode.history.without(traceless, episode.model.codec)
 
     def _roll_back(self, episode: ToolEpisode, calls: Sequence[Found]) -> None:
         """Take back the results of the latest reply if they leave no room for a turn."""
-        full = len(episode.history.ids()) + self.turn_tokens > self.context_tokens
+        full = len(episode.history.ids()) + (self.reserve_tokens or self.turn_tokens) > self.context_tokens
         last = episode.history.exchanges[-1].results
         brought = [one.id for one, call in zip(last, calls, strict=True) if not self._edits(call)]
         if not (full and brought and episode.rollbacks < self.rollbacks):

@@ -160,7 +160,7 @@ class PrunePolicy(ToolAgentPolicy):
             left = len(episode.history.ids())  # all prunes of this reply, before its results
             memory, deleted = call.arguments["memory"], tuple(call.arguments["delete_ids"])
             episode.notes[about["id"]] = memory
-            episode.model.event(Pruned(about["id"], deleted, memory, left))
+            episode.model.event(Pruned(about["id"], deleted, memory, left, tokens=episode.tokens_of(call)))
         else:
             ToolAgentPolicy.record(self, episode, call, answer, about)
 

@@ -85,6 +85,10 @@ class ModelShape:
         """Bytes of keys and values per token, in bfloat16."""
         return 2 * (2 * self.layers * self.kv if self.cached is None else self.cached)
 
+    def flops(self, tokens: float, pairs: float) -> float:
+        """FLOPs of the forward pass of `tokens`, which attend to `pairs` of tokens (rollout/token_costs.py)."""
+        return 2 * (self.body + self.head) * tokens + 4 * self.attending * self.query * pairs
+
     def held(self, tokens: float) -> float:
         """Bytes of a sequence's keys and values, in bfloat16, and of its states, in float32."""
         return tokens * self.kv_bytes + 4 * self.state

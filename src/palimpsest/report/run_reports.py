@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.evaluation.sample_log import Sample
-from palimpsest.evaluation.summary import EvalSummary, Score
+from palimpsest.evaluation.summary import EvalSummary, Score, cost_columns
 from palimpsest.report.axis_labels import DOCUMENTS, AxisWords
 from palimpsest.report.page import LEGEND, ToldStory, embedded, evidence_table, page, write_page
 from palimpsest.report.plots import reward_figure, training_figures
 from palimpsest.text.answers import unboxed
-from palimpsest.text.display_text import visible
+from palimpsest.text.display_text import cost_text, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ def write_evaluation_report(folder: Path, results: EvaluationResults) -> None:
         lead=visible(results.lead) or lead(results),
         facts=[(name, visible(value)) for name, value in results.facts],
         parts=list(map(visible, parts)),
+        costs=cost_columns(cell for row in results.players.values() for cell in row.values()),
         players=[_player(name, results, parts) for name in results.players],
         evidence=evidence_table(results.players),
         notes=[visible(note) for note in results.notes],
@@ -86,7 +87,7 @@ def _player(name: str, results: EvaluationResults, parts: Sequence[str]) -> dict
     return {"name": visible(name), "main": not any(cell.cell.baseline for cell in row.values()), "cells": cells}
 
 
-def _cell(part: str, summary: EvalSummary) -> dict[str, str]:
+def _cell(part: str, summary: EvalSummary) -> dict[str, Any]:
     return {
         "part": visible(part),
         "problems": f"{summary.problems:,}" + (f", {summary.ungraded:,} ungraded" if summary.ungraded else ""),
@@ -95,6 +96,7 @@ def _cell(part: str, summary: EvalSummary) -> dict[str, str]:
         "tokens": f"{summary.tokens_per_document:,.0f}",
         "cost": tokens_in_words(summary.tokens_per_correct),
         "turns": f"{summary.turns_per_document:.1f}",
+        "costs": {name: cost_text(value) for name, value in summary.costs.items()},
         "outcomes": _outcomes(summary.outcomes),
     }
 

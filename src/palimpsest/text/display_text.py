@@ -168,3 +168,12 @@ def _text(value: Any) -> str:
         return f"{value:,.3f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+def cost_text(value: float | None) -> str:
+    """A measured cost with three digits or more; a dash for None.
+
+    >>> cost_text(0.0123), cost_text(1234), cost_text(None)
+    ('0.0123', '1,234', '–')
+    """
+    return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:g}"

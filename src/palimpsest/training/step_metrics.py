@@ -20,7 +20,7 @@ from palimpsest.events import DocumentTruncated, Pruned, PruneRefused, ToolCalle
 from palimpsest.metrics.memory_metrics import mean, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.rollout.segments import segments_of
-from palimpsest.rollout.token_costs import token_costs
+from palimpsest.rollout.token_costs import ReuseCost, token_costs
 from palimpsest.rollout.variant import is_variant
 from palimpsest.text.codec import Codec
 from palimpsest.types import Group, Trajectory
@@ -45,11 +45,13 @@ def tool_measures(trajectory: Trajectory) -> dict[str, float]:
     >>> found = tool_measures(Trajectory("p", "g", 0, (turn(30), turn(10)), Outcome.ANSWERED, events=events))
     >>> {name: value for name, value in found.items() if value}  # doctest: +NORMALIZE_WHITESPACE
     {'prunes': 1.0, 'tool_calls': 1.0, 'tool_errors': 1.0, 'tool_errors_timeout': 1.0, 'context_tokens': 20.0,
-     'context_tokens_max': 30.0, 'input_tokens': 40.0, 'sampled_tokens': 4.0, 'segments': 2.0}
+     'context_tokens_max': 30.0, 'input_tokens': 40.0, 'sampled_tokens': 4.0, 'billed_tokens': 58.5,
+     'reuse_tokens': 34.0, 'reuse_pairs': 534.0, 'segments': 2.0}
     """
     contexts = [float(turn.notes["context_tokens"]) for turn in trajectory.turns if "context_tokens" in turn.notes]
     if not contexts:
         return {}
+    cost = ReuseCost.of(trajectory.turns)
     happened = Counter(type(event.what) for event in trajectory.events)
     errors = Counter(failed.error for failed in of_type(trajectory.events, ToolFailed))
     return {
@@ -62,6 +64,9 @@ def tool_measures(trajectory: Trajectory) -> dict[str, float]:
         "context_tokens_max": max(contexts),
         "input_tokens": float(trajectory.prompt_tokens),
         "sampled_tokens": float(trajectory.sampled_tokens),
+        "billed_tokens": cost.billed,
+        "reuse_tokens": float(cost.computed),
+        "reuse_pairs": cost.pairs,
         "segments": float(len(segments_of(trajectory))),
     }
 

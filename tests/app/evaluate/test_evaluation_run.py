@@ -50,7 +50,7 @@ def test_tokens_are_shown_by_role_if_a_role_takes_turns(capsys: pytest.CaptureFi
     assert row["agent tokens"] + row["reader tokens"] == pytest.approx(row["tokens"], abs=1)
     assert row["agent computed"] + row["reader computed"] == pytest.approx(row["computed"], abs=1)
     show_evaluation(named)
-    assert "tokens by role" in capsys.readouterr().out
+    assert "costs" in capsys.readouterr().out
     (plain,) = palimpsest.evaluate("embedded", "synthetic", **shared).table
     assert not [name for name in plain if name.endswith(" tokens")]
 

@@ -98,6 +98,15 @@ def test_impossible_sizes_are_rejected(options: dict[str, Any], size: int, messa
         SyntheticSource(SyntheticConfig(**options), seed=0).problems(step=0, count=1, size=size)
 
 
+def test_several_numbers_of_hops_are_drawn_for_training_and_the_last_is_evaluated() -> None:
+    config = SyntheticConfig.model_validate({"hops": [1, 2]})
+    drawn = [one.metadata["hops"] for one in SyntheticSource(config, 0).problems(step=0, count=200)]
+    assert 70 < drawn.count(1) < 130
+    assert drawn.count(1) + drawn.count(2) == 200
+    evaluated = SyntheticSource(config, 0, "eval").problems(step=0, count=20)
+    assert evaluated == SyntheticSource(SyntheticConfig(hops=(2,)), 0, "eval").problems(step=0, count=20)
+
+
 # ---- order and distance of the evidence ----------------------------------------------------------------------
 
 

@@ -25,7 +25,6 @@ from palimpsest.provenance import MADE_WITH, facts, provenance
 from palimpsest.report.page import ToldStory, contrasting_stories, view_command
 from palimpsest.report.run_reports import EvaluationResults, interval, percent, write_evaluation_report
 from palimpsest.reward.answer_match import grading_rules
-from palimpsest.rollout.token_costs import costs_by_role
 from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import Table
 
@@ -182,8 +181,7 @@ def _columns(name: str, summary: EvalSummary) -> dict[str, Any]:
         "recall hits": measures.get("recall_hit_rate"),
         "turns": summary.turns_per_document,
         "tokens": round(summary.tokens_per_document),
-        "computed": None if "computed_tokens" not in measures else round(measures["computed_tokens"]),
-        **{f"{role} {kind}": round(value) for kind, role, value in costs_by_role(measures)},
+        **summary.costs,
         "tokens/correct": None if summary.tokens_per_correct is None else round(summary.tokens_per_correct),
     }
     return {name: value for name, value in figures.items() if value is not None}

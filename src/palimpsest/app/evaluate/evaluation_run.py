@@ -18,7 +18,7 @@ from palimpsest.app.evaluate.baselines import CellProblems, with_baselines
 from palimpsest.app.evaluate.evaluation_data import Data, check_folder, move_aside, part, read_problems, split_data
 from palimpsest.app.evaluate.evaluation_plan import EvalPlan, EvalRequest
 from palimpsest.app.evaluate.evaluation_result import Evaluation, report_evaluation
-from palimpsest.app.evaluate.evaluator import Evaluator, measure_memory
+from palimpsest.app.evaluate.evaluator import Evaluator, measures_of
 from palimpsest.app.evaluate.regrading import regrade as regrade_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.python_objects import CallObjects, as_folder
@@ -252,7 +252,7 @@ async def _play(
     progress: Progress,
 ) -> Samples:
     reward = build_reward(plan.config.reward, engine.codec, out)
-    evaluator = Evaluator(plan.config, engine, reward.answer, measure=measure_memory)
+    evaluator = Evaluator(plan.config, engine, reward.answer, measure=measures_of(plan.config))
     playing = evaluator.play(
         entries,
         out=out,

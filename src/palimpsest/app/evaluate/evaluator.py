@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from palimpsest.agents.roles import OpenRoles, open_roles
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import start_servers, using
 from palimpsest.engines.protocol import Engine
+from palimpsest.errors import ModelError
 from palimpsest.evaluation.episode_files import EpisodeFile
 from palimpsest.evaluation.runner import Arena, Entry, Measure, Samples, play_entries
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.metrics.memory_metrics import evidence_position, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
+from palimpsest.planning.model_shape import ModelShape, shape_of
 from palimpsest.reward.grading import Grades
 from palimpsest.rollout.speculation import Speculation
 from palimpsest.rollout.token_costs import token_costs
@@ -92,8 +95,20 @@ class Evaluator:
         return EpisodeFile(out, selection, warn, self.engine.codec.digest)
 
 
-def measure_memory(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> dict[str, float]:
-    """Measures of an episode apart from its grade: copy fidelity, memory length, prunes, evidence position..."""
-    measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tool_measures(trajectory)
-    measured |= token_costs(trajectory)
+def measures_of(config: RunConfig) -> Measure:
+    """`measure_memory` with the FLOPs of the configured model, if its shape is known."""
+    shape = None
+    with suppress(ModelError):
+        shape = shape_of(config.model.path)
+    return partial(measure_memory, shape=shape)
+
+
+def measure_memory(
+    problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts, *, shape: ModelShape | None = None
+) -> dict[str, float]:
+    """Measures of an episode apart from its grade: copy fidelity, memory length, prunes, evidence position, costs..."""
+    tools = tool_measures(trajectory)
+    measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tools | token_costs(trajectory)
+    if tools and shape is not None:
+        measured["reuse_flops"] = shape.flops(tools["reuse_tokens"], tools["reuse_pairs"])
     return {name: value for name, value in measured.items() if value is not None} | evidence_position(problem)

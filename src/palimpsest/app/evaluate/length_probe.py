@@ -49,7 +49,7 @@ def probe(agent: Agent, *, chunks: int, lengths: Sequence[int], limit: int, prog
     documents, expected = int(hazards.answers.sum()), list[dict[str, Any]]()
     for size in sorted(set(lengths)):
         share = near_miss_share(source.problems(step=0, count=limit, size=size))
-        row = hazards.predicted(size, share, config.data.synthetic.hops)
+        row = hazards.predicted(size, share, config.data.synthetic.hops[-1])
         needed = row["reads needed"] and math.ceil(documents * row["reads needed"] / reads)
         expected.append({"chunks": size, **row, "--limit": needed})
     return {

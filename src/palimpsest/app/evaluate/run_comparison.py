@@ -155,6 +155,7 @@ class Comparison(SideBySide):
             "p": difference and difference.p,
             "turns": figure.turns_per_document,
             "tokens": round(figure.tokens_per_document),
+            **figure.costs,
         }
         return {key: value for key, value in values.items() if value is not None}
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.app.config_resolution import QUICKSTART, Resume, on_embedded, resumable
-from palimpsest.app.evaluate.evaluator import Evaluator, measure_memory
+from palimpsest.app.evaluate.evaluator import Evaluator, measures_of
 from palimpsest.app.python_calls import blocking, finish, suitable_progress
 from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart
 from palimpsest.app.quickstart.quickstart_results import Results, publish, results_of
@@ -389,7 +389,7 @@ class Shard:
         for each in own:
             admit_all(each.policy, each.problems, engine.codec, engine.sampler.max_context)
         reward = build_reward(config.reward, engine.codec, self.path.parent)
-        evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure_memory)
+        evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measures_of(config))
         policies = {name: grid.players[name] for name in self.names}
         identity = {**evaluation_identity(config, policies), "trained": grid.planned}  # points are multiples of it
         if aside := set_aside_other(self.path, identity):

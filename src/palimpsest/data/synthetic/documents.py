@@ -254,6 +254,11 @@ def _ordered_places(
     return [slot * facts_per_chunk + rng.randrange(facts_per_chunk) for slot in slots]
 
 
+def draw_hops(config: SyntheticConfig, *key: int | str) -> int:
+    """The hops of one document, from a generator of their own."""
+    return keyed_random("hops", *key).choice(config.hops)
+
+
 @dataclass(frozen=True, slots=True)
 class SyntheticSource:
     """Endless problems: every step of a run gets new ones."""
@@ -270,9 +275,10 @@ class SyntheticSource:
         size = self.config.chunks if size is None else size
         if not 1 <= size <= LONGEST:
             raise DataError(f"synthetic documents of {size:,} chunks: use 1 to {LONGEST:,}")
-        if size * self.config.facts_per_chunk < self.config.hops:
+        most = max(self.config.hops)
+        if size * self.config.facts_per_chunk < most:
             raise DataError(
-                f"synthetic documents of one sentence are too short for data.synthetic.hops={self.config.hops}: raise "
+                f"synthetic documents of one sentence are too short for data.synthetic.hops={most}: raise "
                 "data.synthetic.facts_per_chunk or the chunks"
             )
         start = derive_seed(self.seed, "synthetic", self.split, step, round) if self.split == "train" else step * count
@@ -288,7 +294,7 @@ class SyntheticSource:
             index,
             chunks=chunks,
             facts_per_chunk=config.facts_per_chunk,
-            hops=config.hops,
+            hops=draw_hops(config, self.seed, self.split, index) if training else config.hops[-1],
             distractor_facts=rng.choice(config.distractor_facts) if training else config.distractor_facts[-1],
             rivals=rng.choice(config.competing_facts) if training else config.competing_facts[-1],
             order=config.order,

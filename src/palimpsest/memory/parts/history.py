@@ -136,6 +136,16 @@ def sampled_text(ids: Sequence[int], codec: Codec) -> str:
     return codec.decode([i for i in ids if i not in codec.stop_ids])
 
 
+def call_tokens(reply: Tokens, call: Span, codec: Codec) -> Span:
+    """The tokens of a reply that hold the characters `call` of its text, as [start, end)."""
+    ids = tuple(i for i in reply if i not in codec.stop_ids)
+    if ids != reply[: len(ids)]:
+        return 0, len(reply)  # a stop token within the reply: positions in the text no longer match
+    edges = Edges.of(ids, codec)
+    last = min(edges.first_from(call[1]), len(edges.counts) - 1)
+    return edges.counts[max(0, edges.last_until(call[0]))], edges.counts[last]
+
+
 def _without_calls(reply: Tokens, results: Sequence[Result], gone: Collection[str], codec: Codec) -> Tokens:
     text_ids = [i for i in reply if i not in codec.stop_ids]
     if len(text_ids) < len(reply) and tuple(text_ids) != reply[: len(text_ids)]:

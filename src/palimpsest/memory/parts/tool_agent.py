@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
 from palimpsest.events import ToolCalled, ToolFailed
-from palimpsest.memory.parts.history import Exchange, History, Result, sampled_text
+from palimpsest.memory.parts.history import Exchange, History, Result, call_tokens, sampled_text
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_positive
 from palimpsest.seeding import keyed_random
@@ -34,7 +34,7 @@ from palimpsest.text.template import Template, insert
 from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, calls_in
 from palimpsest.text.tool_schema import argument_fault
 from palimpsest.tools.tool import Tool, ToolError, ToolSpec, build_tools
-from palimpsest.types import Completion, Outcome, Problem, Prompt, StopReason
+from palimpsest.types import Completion, Outcome, Problem, Prompt, Span, StopReason
 
 # ---- Texts that all agents with tools share ------------------------------------------------------------------
 
@@ -106,6 +106,8 @@ class ToolEpisode:
     """Notes that replaced results, by the id of the call's own result."""
     errors: set[str] = field(default_factory=set)
     """Ids of results that are errors, which may quote the agent."""
+    reply: tuple[int, ...] = ()
+    """[T] the latest sampled reply."""
     summary: list[int] = field(default_factory=list)
     """[T] the latest summary."""
     rollbacks: int = 0
@@ -116,6 +118,10 @@ class ToolEpisode:
     """Evidence of readers, in order of its first discovery."""
     readers: list[int] = field(default_factory=list)
     """Turns of readers (`Completion.turn`)."""
+
+    def tokens_of(self, call: ToolCall) -> Span:
+        """The tokens of a call in the latest reply."""
+        return call_tokens(self.reply, (call.start, call.end), self.model.codec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +276,7 @@ class ToolAgentPolicy(MemoryPolicy):
 
     async def answer_calls(self, episode: ToolEpisode, completion: Completion, calls: Sequence[Found]) -> None:
         """Answer the calls of a reply and add both to the history. Calls that need no tool come first."""
+        episode.reply = tuple(completion.token_ids)
         immediate = [self.immediate_result(episode, call, number) for number, call in enumerate(calls)]
         waiting = [self.ask(episode, call) for call, answer in zip(calls, immediate, strict=True) if answer is None]
         brought = iter(await asyncio.gather(*waiting))
@@ -277,7 +284,7 @@ class ToolAgentPolicy(MemoryPolicy):
         for call, at_once in zip(calls, immediate, strict=True):
             answer = next(brought) if at_once is None else at_once
             results.append(self._result(episode, call, answer))
-        episode.history = episode.history.append(Exchange(tuple(completion.token_ids), tuple(results)))
+        episode.history = episode.history.append(Exchange(episode.reply, tuple(results)))
 
     def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
         """The answer to a call that needs no tool; otherwise None."""

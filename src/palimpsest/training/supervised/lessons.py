@@ -28,7 +28,15 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from palimpsest.config.data import SyntheticConfig
-from palimpsest.data.synthetic.documents import EvidenceChain, World, distractor, draw_question, near_miss, rival
+from palimpsest.data.synthetic.documents import (
+    EvidenceChain,
+    World,
+    distractor,
+    draw_hops,
+    draw_question,
+    near_miss,
+    rival,
+)
 from palimpsest.data.synthetic.world import FILLER, PEOPLE
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import MemoryPolicy, Teachable
@@ -112,7 +120,7 @@ class Lessons:
     def draw(self, index: int) -> Trajectory:
         rng = keyed_random(self.seed, "lesson", index)
         world = World(random.Random(rng.random()))
-        evidence = draw_question(world, self.data.hops, rng)
+        evidence = draw_question(world, draw_hops(self.data, self.seed, index), rng)
         draws = keyed_random(self.seed, "reply", index)  # a separate generator for draws that differ by policy
         most = self._most_facts(world, evidence, rng)
         if rng.random() < ANSWERS:

@@ -20,7 +20,8 @@ action and the model's whole window, or summaries. Outcomes are not checked.
 Examples of a lead and its readers are episodes on synthetic documents. The script knows neither the right name
 nor when to stop:
 
-    query     any name in the prompt, of the question or of a result, again and again with probability `ASKS_ON`
+    query     any name in the prompt, of the question or of a result, mostly a new one; another with probability
+              `ASKS_ON`
     reader    all sentences of its section about that name, in order; "NAME none" without any, which the rule
               `grounded` drops (a copy after the name is easier to learn than a decision before it)
     answer    the evidence in the prompt and the answer, if all of it is there; otherwise "unknown"
@@ -295,9 +296,10 @@ class Teacher(Script):
 # ---- SFT examples for a lead and its readers -----------------------------------------------------------------
 
 
-ASKS_ON = 0.35  # probability of another query
-MOST_SECTIONS = 4
-MOST_NEAR_MISSES = 8
+ASKS_ON = 0.6  # probability of another query
+ASKS_OTHER = 0.8  # probability that it is a name that was not asked for
+MOST_SECTIONS = 8
+MOST_NEAR_MISSES = 32
 
 _NAME = re.compile(r"\b[A-Z][a-z]+\b")
 
@@ -310,7 +312,8 @@ class LeadLessons:
 
     def draw(self, index: int) -> Trajectory:
         rng = keyed_random(self.seed, "lead lesson", index)
-        chunks, near_misses, hops = rng.randint(1, MOST_SECTIONS), rng.randint(0, MOST_NEAR_MISSES), rng.choice((1, 2))
+        chunks, near_misses = rng.randint(1, MOST_SECTIONS), rng.randint(0, MOST_NEAR_MISSES)
+        hops = rng.choice((1, 2, 2))
         problem = make_problem(self.seed, "lessons", index, chunks=chunks, hops=hops, distractor_facts=near_misses)
         return LeadAndReaders(self.codec, problem, self.policy, rng).played(index)
 
@@ -321,6 +324,7 @@ class LeadAndReaders(Script):
 
     policy: LeadPolicy
     rng: random.Random
+    queries: list[str] = field(default_factory=list, init=False)
 
     def reply(self, prompt_ids: Sequence[int], name: str, notes: Mapping[str, Any]) -> list[int]:
         if name == "note":
@@ -330,9 +334,11 @@ class LeadAndReaders(Script):
             return self.codec.encode("".join(said) or f"{query} none")
         prompt = self.codec.decode(prompt_ids)
         names = sorted({one for one in _NAME.findall(prompt) if one in _PEOPLE})
-        asked = sum(turn.name == "act" for turn in self.turns)
-        if asked < self.policy.max_turns - 1 and (not asked or self.rng.random() < ASKS_ON):
-            calls = [(self.policy.texts.tool, {"query": f" {self.rng.choice(names)}"})]
+        if len(self.queries) < self.policy.max_turns - 1 and (not self.queries or self.rng.random() < ASKS_ON):
+            other = [one for one in names if one not in self.queries]
+            query = self.rng.choice(other if other and self.rng.random() < ASKS_OTHER else names)
+            self.queries.append(query)
+            calls = [(self.policy.texts.tool, {"query": f" {query}"})]
             return self.codec.encode_trusted(calls_text(calls, self.policy.style(self.codec)))
         held = [fact for fact in self.problem.metadata["evidence"] if fact in prompt]
         known = len(held) == len(self.problem.metadata["evidence"])
