@@ -27,6 +27,7 @@ LONG = {
     "cli.evaluate.evaluate": "a command: its options are its parameters, each with its help",
     "cli.plan.plan": "a command",
     "cli.train.train": "a command",
+    "cli.new.check": "a command",
     "cli.quickstart.quickstart": "a command",
     "cli.train.sft": "a command",
     "cli.view.view": "a command",

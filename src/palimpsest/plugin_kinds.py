@@ -66,6 +66,7 @@ KINDS: dict[str, PluginKind] = {
             "edit": "palimpsest.memory.edit:EditPolicy",
             "prune": "palimpsest.memory.prune:PrunePolicy",
             "tool_window": "palimpsest.memory.tool_baselines:ToolWindowPolicy",
+            "compaction": "palimpsest.memory.tool_baselines:CompactionPolicy",
             "summary": "palimpsest.memory.tool_baselines:SummaryPolicy",
         },
         ("problem", "model"),

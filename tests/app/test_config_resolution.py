@@ -106,6 +106,17 @@ def test_an_evaluation_of_training_problems_is_noted(tmp_path: Path, tiny_model_
     assert agent.notes(evaluation_config(agent, data="synthetic")) == []
 
 
+def test_another_policy_without_the_recipes_options_has_to_be_asked_for() -> None:
+    with pytest.raises(ConfigError, match="without the recipe's tools, call_style"):
+        evaluation_config(Agent(recipe="memact-quickstart", policy="summary"))
+    asked = evaluation_config(Agent(recipe="memact-quickstart", policy="summary", overrides={"policy.options": {}}))
+    assert asked.policy.options == {}
+    own = Agent(recipe="memact-quickstart", policy="summary", overrides={"policy.options": {"prompts": "short"}})
+    assert evaluation_config(own).policy.options == {"prompts": "short"}
+    plain = Agent(recipe="memact-quickstart", policy="summary", overrides={"prompts": "short"})
+    assert evaluation_config(plain).policy.options == {"prompts": "short"}
+
+
 def test_another_model_than_the_recipes_is_noted(tmp_path: Path) -> None:
     agent = Agent(recipe="memagent-7b")
     (result,) = agent.notes()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from palimpsest.app.plugin_checks import check, kind_of
-from palimpsest.errors import ConfigError, ModelError
+from palimpsest.errors import ConfigError, DataError, ModelError
+from palimpsest.evaluation.episode_files import EPISODES
+from palimpsest.events import Event, Pruned
 from palimpsest.memory.policy_check import Finding
+from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.text.codec import Codec
+from palimpsest.types import Grade
+from support.groups import sample_groups
 
 MODULE = """
 import itertools, time
@@ -28,6 +34,12 @@ def first_wins(group): return [1.0] + [0.0] * (len(group.grades) - 1)
 def upside_down(group): return [-grade.value for grade in group.grades]
 def uncertain(group): return [next(COUNTER) for _ in group.grades]
 def too_short(group): return []
+def reads_prunes(problem, trajectory, grade):
+    return grade.value - 0.1 * sum(event.kind == "prune" for event in trajectory.events)
+def credits_prunes(group):
+    return [[float(any(e.kind == "prune" for e in t.events))] * len(t.turns) for t in group.trajectories]
+def fails_on_prunes(group):
+    return [g.value / (len(t.events) == 0) for t, g in zip(group.trajectories, group.grades)]
 
 class Base:
     def __call__(self, problem, trajectory): return 1.0
@@ -129,3 +141,48 @@ def test_a_policy_must_fit_the_window_of_a_model_that_is_named(tiny_model_folder
         assert [one.passed for one in matches if one.name == "window"] == [fits]
     with pytest.raises(ModelError):
         check("overwrite", sizes, model="nowhere/at-all")
+
+
+# ---- recorded episodes ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["run", "evaluation", "file"])
+def record(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A group: one trajectory was pruned, one is ungraded."""
+    (played, lost), grades = sample_groups(1)[0].trajectories, (Grade(1.0), Grade(0.0), Grade(None, "judge down"))
+    pruned = replace(played, rollout=2, events=(Event(Pruned("b", ("a",), "tea", 3), 1),))
+    group = replace(sample_groups(1)[0], trajectories=(played, pruned, lost), grades=grades)
+    file = tmp_path / (EPISODES if request.param == "evaluation" else "trajectories/step-1.jsonl.zst")
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(encode_groups([group]))
+    return file if request.param == "file" else tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "passes", "message"),
+    [
+        ("mean", True, "2 of 2 have an advantage"),
+        ("success_gated", True, "2 of 2 have an advantage"),
+        ("offenders:credits_prunes", True, "1 of 2 have an advantage"),
+        ("offenders:fails_on_prunes", False, "ZeroDivisionError"),
+        ("offenders:reads_prunes", True, "1 of 2 changed"),
+        ("boxed", True, "2 graded"),
+    ],
+)
+def test_rules_rewards_and_layers_are_tried_on_recorded_episodes(
+    name: str, passes: bool, message: str, record: Path
+) -> None:
+    kind = "reward" if name == "boxed" else None
+    (finding,) = [one for one in check(name, {}, kind, episodes=record) if one.name == "recorded episodes"]
+    assert (finding.passed, message in finding.message) == (passes, True), finding.message
+
+
+def test_a_layer_whose_events_are_not_recorded_fails(tmp_path: Path) -> None:
+    (tmp_path / "plain.jsonl.zst").write_bytes(encode_groups(sample_groups(2)))
+    findings = check("offenders:reads_prunes", {}, episodes=tmp_path / "plain.jsonl.zst")
+    assert "recorded episodes" in broken(findings)
+    with pytest.raises(ConfigError, match="--episodes"):
+        check("overwrite", {}, episodes=tmp_path / "plain.jsonl.zst")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match=r"no .* of trajectories"):
+        check("mean", {}, episodes=tmp_path / "none")

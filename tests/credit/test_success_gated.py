@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import build_rule, has_signal
 from palimpsest.errors import ConfigError
@@ -62,7 +64,8 @@ def test_fewer_than_two_successes_leave_the_outcome(rewards: list[float]) -> Non
 
 
 def test_a_summary_is_an_edit_as_a_whole_and_a_success_without_one_gets_the_outcome() -> None:
-    summary = episode(0, [(8, 0, 4), (3, 2, 2)], Event(SummedUp(4, "tea", 0), 1))
+    played = episode(0, [(8, 0, 4), (3, 2, 2)], Event(SummedUp(4, "tea", 0), 1))
+    summary = replace(played, turns=(replace(played.turns[0], name="summarise"), *played.turns[1:]))
     none = episode(1, [(30, 0, 4)])
     (first, second), (only,) = advantages(group([1.0, 1.0], summary, none), weight=1.0)
     saved = (24.5 - 15) / 24.5
@@ -112,3 +115,10 @@ def test_flops_of_a_model_worked_by_hand() -> None:
     shape = shape_of("Qwen/Qwen2.5-7B-Instruct")
     weights = 7_615_616_512 - 544_997_376
     assert shape.flops(10, 3) == 2 * weights * 10 + 4 * 28 * 28 * 128 * 3
+
+
+def test_the_recipe_has_the_ratio_of_its_model() -> None:
+    recipe = load_recipe("edit-quickstart")
+    shape = shape_of(recipe.model.path)
+    ratio = shape.flops(0, 1) / shape.flops(1, 0)
+    assert recipe.credit.options["attention"] == pytest.approx(ratio, rel=0.01)

@@ -18,6 +18,7 @@ from palimpsest.metrics.memory_metrics import evidence_retention, unsupported
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.plugins import load
 from palimpsest.text.sentences import flat
+from palimpsest.training.supervised.supervised_loop import read_trajectories
 from palimpsest.types import Grade, Problem, Trajectory
 from support.agents import base_codec, played
 
@@ -135,3 +136,23 @@ def test_memory_metrics_cover_all_heads_together() -> None:
     assert [evidence_retention(PROBLEM, read.memory_after.text) for read in reads] == [0.0, 0.0, 1.0, 1.0]
     assert [unsupported(read) for read in reads] == [(), (), (), ("Omar is red.",)]
     assert not reads[3].memory_after.holds(flat(LINES[1]))
+
+
+# ---- a script that teaches a format --------------------------------------------------------------------------
+
+
+def test_episodes_of_a_script_have_the_form_of_its_policy_and_are_imitated(tmp_path: Path) -> None:
+    """The commands of docs/how-to/warm-start.md, smaller."""
+    page = (ROOT / "docs/how-to/warm-start.md").read_text("utf-8")
+    evaluate, imitate, _ = (
+        page.split("## Any reply format")[1].split("```")[1].removeprefix("sh\n").strip().splitlines()
+    )
+    for command in (evaluate.replace("--limit 300", "--limit 12"), imitate.replace("max_steps=300", "max_steps=1")):
+        words = shlex.split(command.replace("runs/", f"{tmp_path}/"))[1:]
+        assert app(words, standalone_mode=False) in (None, 0)
+    chosen = read_trajectories(tmp_path / "script", min_grade=1.0)
+    assert chosen.below > 0  # it guesses among the facts about a person
+    gates = [event.detail for one in chosen.trajectories for event in one.events if event.kind == "gates"]
+    assert len(gates) == 2 * len(chosen.trajectories)  # no reply was malformed
+    assert {gate["update"] for gate in gates} == {True, False}
+    assert (tmp_path / "warm" / "checkpoints" / "step-000001").is_dir()

@@ -57,6 +57,27 @@ def test_keep_cuts_a_block_down_to_its_own_words_and_its_call_stays() -> None:
     assert (edit.verb, edit.deleted) == ("keep", ())
 
 
+@pytest.mark.parametrize(
+    ("verb", "arguments"), [("keep", {"block": A, "text": "drinks tea"}), ("drop", {"blocks": [A]})]
+)
+def test_an_edit_without_a_text_leaves_no_trace_next_to_other_calls(verb: str, arguments: dict[str, Any]) -> None:
+    """The span of the event is that of the call in the sampled reply, which stays as it was."""
+    reply = f"{call(verb, **arguments)}\n{search('Bob')}"
+    trajectory, script, (edit,) = edited([search("Alice"), reply, FINAL])
+    text = script.text(2)
+    assert (call(verb, **arguments) in text, "done" in text, "[c] Bob lives in Rome." in text) == (False, False, True)
+    assert ("[a] drinks tea<" in text, search("Alice") in text) == ((verb == "keep",) * 2)
+    sampled = trajectory.turns[1].completion.token_ids
+    assert base_codec().decode(sampled[slice(*edit.tokens)]).strip() == call(verb, **arguments)
+
+
+def test_a_rejected_edit_stays_with_its_error_next_to_other_calls() -> None:
+    reply = f"{call('drop', blocks=[C])}\n{search('Bob')}"
+    _, script, edits = edited([search("Alice"), reply, FINAL])
+    assert "[b] error: no block" in script.text(2)
+    assert edits == []
+
+
 def test_note_removes_nothing_and_its_text_stays_until_its_receipt_is_dropped() -> None:
     replies = [search("Alice"), call("note", text="it is tea"), call("drop", blocks=[B]), FINAL]
     _, script, (noted, dropped) = edited(replies)

@@ -1,4 +1,4 @@
-"""Baselines of the pruning agent: the last tokens of the tool history, and a summary of it."""
+"""Baselines of the pruning agent: the last tokens of the tool history, a summary of it, and one without a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from palimpsest.errors import ConfigError, DataError
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.prune import PrunePolicy
-from palimpsest.memory.tool_baselines import SummaryPolicy, ToolWindowPolicy
+from palimpsest.memory.tool_baselines import CompactionPolicy, SummaryPolicy, ToolWindowPolicy
 from palimpsest.rollout.segments import segments_of
 from palimpsest.types import Outcome
 from support.agents import FACTS, PASSAGES, SMALL, base_codec, events, family_codec, ids_of, played, search, world
@@ -121,6 +121,42 @@ def test_impossible_sizes_are_rejected() -> None:
             wrong()
 
 
+def compacted(question: str = "What does Alice drink?", **options: Any) -> tuple[list[str], Any, Any]:
+    """Lines of the memory in the last prompt, after five searches; the trajectory; the script."""
+    sizes = {"context_tokens": 330, "turn_tokens": 100, "summary_tokens": 120, "recent_turns": 2, **options}
+    trajectory, script = played(CompactionPolicy(**{**SMALL, **sizes}), SEARCHES, world(question=question))
+    memory = script.text(5).partition("Memory: ")[2].partition("\nTools: search")[0]
+    return memory.splitlines(), trajectory, script
+
+
+def test_a_compaction_cuts_old_results_and_leaves_the_latest_exchanges() -> None:
+    lines, trajectory, script = compacted(result_chars=11)
+    whole = [fact in script.text(5) for fact in FACTS]
+    assert whole == sorted(whole)  # the latest ones
+    assert whole[-1]
+    gone = list(zip(NAMES, FACTS, strict=True))[: whole.count(False)]
+    assert lines == [f"search({name}): {fact[:11]}" for name, fact in gone]
+    assert {turn.name for turn in trajectory.turns} == {"act"}  # no call of the model
+    assert len(segments_of(trajectory)) == 1 + len(events(trajectory, "summary"))
+    trained_once(trajectory)
+
+
+def test_a_checklist_has_the_sentences_that_name_what_the_question_names() -> None:
+    lines, _, script = compacted("What do Alice and Bob drink?", rule="checklist", recent_turns=1)
+    gone = [fact for fact in FACTS if fact not in script.text(5).partition("Tools: search")[2]]
+    assert len(gone) >= 2
+    assert lines == [fact for fact in gone if "Alice" in fact or "Bob" in fact]
+
+
+def test_the_oldest_lines_leave_a_full_summary_and_it_is_not_compacted_again() -> None:
+    every, *_ = compacted(result_chars=11)
+    few, trajectory, _ = compacted(result_chars=11, summary_tokens=20)
+    assert 0 < len(few) < len(every)
+    assert few == every[-len(few) :]
+    lengths = [event.detail["tokens"] for event in events(trajectory, "summary")]
+    assert max(lengths) <= 20
+
+
 @pytest.mark.parametrize("family", ["qwen", "llama3", "mistral", "bare"])
 def test_a_summary_can_be_requested_in_every_template(family: str) -> None:
     agent = SummaryPolicy(tools={"search": {"topk": 1}}, context_tokens=4000, turn_tokens=1500, summary_tokens=300)
@@ -134,6 +170,8 @@ def test_a_summary_can_be_requested_in_every_template(family: str) -> None:
         (PrunePolicy, {"tools": {"search": {"source": "document"}}}),
         (ToolWindowPolicy, {"window_tokens": 300}),
         (SummaryPolicy, {"summary_tokens": 64}),
+        (CompactionPolicy, {"summary_tokens": 64}),
+        (CompactionPolicy, {"summary_tokens": 64, "rule": "checklist"}),
     ],
 )
 def test_the_agents_fulfil_the_contract_of_policies(kind: type[Any], options: dict[str, Any]) -> None:

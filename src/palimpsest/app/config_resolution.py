@@ -163,15 +163,7 @@ class Agent:
         origin = self.base
         base = origin or RunConfig()
         policy = self.policy or base.policy.name
-        brings = self.run if base.evaluation.files else origin
-        options = self._wording(policy)
-        if brings is not None and brings.policy.name == policy:
-            options |= trained(brings.policy).options
-        elif base.policy.name == policy:
-            options |= evaluated(base.policy).options
-        changes: dict[str, Any] = {}
-        for key, value, _ in split_overrides(self.overrides):
-            (changes if "." in key else options)[key] = value
+        options, changes = self._options(policy, base)
         named = "reward.name" in changes or self.recipe is not None or (origin and policy == origin.policy.name)
         wanted = None if named else policy_class(policy).reward
         reward = {} if wanted is None else {"reward.name": wanted}
@@ -190,6 +182,33 @@ class Agent:
         config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
         check_models(config)
         return config
+
+    def _options(self, policy: str, base: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Options of the policy, and the overrides of other keys."""
+        brings = self.run if base.evaluation.files else self.base
+        options, changes = self._wording(policy), dict[str, Any]()
+        if brings is not None and brings.policy.name == policy:
+            options |= trained(brings.policy).options
+        elif base.policy.name == policy:
+            options |= evaluated(base.policy).options
+        for key, value, _ in split_overrides(self.overrides):
+            (changes if "." in key else options)[key] = value
+        asked = changes.pop("policy.options", None)
+        if isinstance(asked, dict):
+            options = {**asked, **options}
+        elif self.recipe is not None and not options and policy != base.policy.name:
+            self._check_dropped(policy, base.policy)
+        return options, changes
+
+    def _check_dropped(self, policy: str, recipes: PolicyConfig) -> None:
+        """Raises ConfigError for options of the recipe that another policy would run without, unasked."""
+        if dropped := evaluated(recipes).options:
+            raise ConfigError(
+                f"{policy} would run with its defaults, without the recipe's {', '.join(dropped)} of {recipes.name}: "
+                "set its options, or policy.options={} if the defaults are meant",
+                key="policy",
+                value=policy,
+            )
 
     def model_name(self, warn: Callable[[str], None]) -> str:
         """`model` as a folder, a hub id, or a name at the endpoint. Raises the errors of `model_folder`."""

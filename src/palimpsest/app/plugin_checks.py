@@ -3,7 +3,7 @@
 A policy runs against scripted models (memory/policy_check.py); a credit rule on groups of even and uneven turns and a
 single trajectory; a reward, or a layer on top of the shipped `boxed`, on handwritten episodes, without weights, with
 hostile answers, and with one that was lost, which no reward sees. For a tool, a data format, a log sink or an engine,
-only shape and options are checked.
+only shape and options are checked. Recorded episodes (`--episodes`) show what none of these do: the events of a policy.
 
 Not covered: bias and variance of the gradient; rules that break the checks of equal rewards or direction by design;
 whether the reward matches your goal, and whether an agent can exploit it.
@@ -16,6 +16,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from math import fsum, isclose
+from pathlib import Path
 from typing import Any
 
 from palimpsest import plugins
@@ -23,13 +24,15 @@ from palimpsest.config.reward import LayerConfig, RewardConfig
 from palimpsest.config.schema import CreditConfig, ModelConfig, PolicyConfig
 from palimpsest.credit.advantages import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.credit.assign import build_rule
-from palimpsest.errors import ConfigError, RunError, nearest
+from palimpsest.credit.dapo import rewards_differ
+from palimpsest.errors import ConfigError, DataError, RunError, nearest
 from palimpsest.memory.policy_check import Finding, check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.models.model_folder import window_of
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import signature_of
 from palimpsest.reward.grading import Reward, build_reward
+from palimpsest.rollout.trajectory_file import read_groups, record_files
 from palimpsest.text.codec import Codec
 from palimpsest.tools.tool import build_tools
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
@@ -46,27 +49,30 @@ def check(
     kind: str | None = None,
     codec: Codec | None = None,
     model: str | None = None,
+    episodes: Path | None = None,
 ) -> list[Finding]:
     """Check `name`, with these options, against each point of its contract.
 
-    `kind`: one of `KINDS`, if `name` doesn't show it; `model`: a folder or hub id, whose tokenizer and window count for
-    a policy, instead of the shipped tokenizer and `WINDOW`; `codec`: a tokenizer already loaded. Raises ConfigError for
-    a plugin that doesn't load or has another shape, ModelError for an unusable model.
+    `episodes`: a run, an evaluation or a record, on whose episodes a credit rule, reward or layer is tried. `kind`: one
+    of `KINDS`, if `name` doesn't show it; `model`: a folder or hub id, whose tokenizer and window count for a policy,
+    instead of the shipped tokenizer and `WINDOW`; `codec`: a tokenizer already loaded. Raises ConfigError for a plugin
+    that doesn't load or has another shape, ModelError for an unusable model.
     """
     if dotted := [key for key in options if "." in key]:
         raise ConfigError(f"{dotted[0]}: options have plain names, e.g. chunk_size=48")
     kind = kind or kind_of(name, options)
     if kind not in KINDS:
         raise ConfigError(f"choose one of {', '.join(KINDS)}{nearest(kind, KINDS)}", key="--kind", value=kind)
+    recorded = [] if episodes is None else _recorded(kind, episodes)
     if kind == "policy":
         policy = build_policy(PolicyConfig(name=name, options=dict(options)))
         if model is None:
             return check_policy(policy, codec or Codec.load(ModelConfig()), WINDOW)
         return check_policy(policy, codec or Codec.load(ModelConfig(path=model)), window_of(model) or WINDOW)
     if kind in ("reward", "layer"):
-        return asyncio.run(_check_reward(kind, name, options, codec or Codec.load(ModelConfig())))
+        return asyncio.run(_check_reward(kind, name, options, codec or Codec.load(ModelConfig()), recorded))
     if kind == "rule":
-        return _check_rule(CreditConfig(adv_estimator=name, options=dict(options)))
+        return _check_rule(CreditConfig(adv_estimator=name, options=dict(options)), recorded)
     if kind == "tool":
         build_tools({name: options})
     else:
@@ -107,7 +113,7 @@ REWARDS = (1.0, 0.0, 0.25, 0.5)
 _TOLERANCE = 1e-9
 
 
-def _check_rule(config: CreditConfig) -> list[Finding]:
+def _check_rule(config: CreditConfig, recorded: Sequence[Group]) -> list[Finding]:
     name, rule = config.adv_estimator, build_rule(config)
     groups = {
         "even turns": _group(REWARDS, (2, 2, 2, 2)),
@@ -125,6 +131,7 @@ def _check_rule(config: CreditConfig) -> list[Finding]:
         _order(rule, name, groups["uneven turns"], advantages["uneven turns"]),
         _equal(rule, name),
         _direction(advantages["even turns"]),
+        *([_on_record(rule, name, recorded)] if recorded else []),
     ]
 
 
@@ -181,6 +188,62 @@ def _direction(advantages: Sequence[tuple[TurnAdvantage, ...]]) -> Finding:
     return Finding("direction", True, "a higher reward never has a lower advantage")
 
 
+# ---- Recorded episodes ---------------------------------------------------------------------------------------
+
+
+MOST_RECORDED = 64
+"""Groups of a record that are tried."""
+
+
+def _recorded(kind: str, path: Path) -> list[Group]:
+    """Groups of a record, those of one problem together, without ungraded trajectories."""
+    if kind not in ("rule", "reward", "layer"):
+        raise ConfigError("tries a credit rule, a reward or a layer", key="--episodes", value=str(path))
+    found: dict[tuple[str, str], list[tuple[Problem, Trajectory, Grade]]] = {}
+    for file in record_files(path):
+        for group in read_groups(file).groups if len(found) < MOST_RECORDED else ():
+            for trajectory, grade in zip(group.trajectories, group.grades, strict=True):
+                if grade.graded:
+                    key = (trajectory.group_id, group.problem.id)
+                    found.setdefault(key, []).append((group.problem, trajectory, grade))
+    if not found:
+        raise DataError(f"{path}: no graded episode in its record")
+    rows = list(found.values())[:MOST_RECORDED]
+    return [Group(row[0][0], tuple(one for _, one, _ in row), tuple(grade for *_, grade in row)) for row in rows]
+
+
+def _on_record(rule: Rule, name: str, groups: Sequence[Group]) -> Finding:
+    """Fails if the rule raises, or gives only zeros though rewards differ."""
+    try:
+        rows = [turns for group in groups for turns in rule_advantages(rule, group, name)]
+    except RunError as error:
+        return Finding("recorded episodes", False, str(error))
+    moved = sum(any(turn_mean(turn) != 0 or not isinstance(turn, float) for turn in turns) for turns in rows)
+    differ = sum(rewards_differ(group) for group in groups)
+    inside = sum(not isinstance(turn, float) and len(set(turn)) > 1 for turns in rows for turn in turns)
+    message = f"{moved} of {len(rows)} have an advantage, {inside} turns one that differs between their tokens"
+    return Finding("recorded episodes", bool(moved) or not differ, f"{message} ({len(groups)} groups)")
+
+
+async def _regraded(reward: Reward, without: Reward | None, groups: Sequence[Group]) -> Finding:
+    """Fails if episodes are ungraded, or as they are `without` the layer."""
+    changed, ungraded, total = 0, dict[str, str | None](), 0
+    for group in groups:
+        for trajectory in group.trajectories:
+            total += 1
+            grade = await reward.grade(group.problem, trajectory)
+            if not grade.graded:
+                ungraded[group.problem.id] = grade.reason
+            elif without is not None:
+                changed += grade != await without.grade(group.problem, trajectory)
+    if ungraded:
+        where, reason = next(iter(ungraded.items()))
+        return Finding("recorded episodes", False, f"{len(ungraded)} of {total} ungraded; {where}: {reason}")
+    if without is not None and not changed:
+        return Finding("recorded episodes", False, f"the layer changes none of {total}: what it reads isn't in them")
+    return Finding("recorded episodes", True, f"{changed} of {total} changed" if without else f"{total} graded")
+
+
 # ---- Checks of a reward or a reward layer --------------------------------------------------------------------
 
 
@@ -189,7 +252,9 @@ STALL_S = 0.25
 """Longest accepted block of the event loop."""
 
 
-async def _check_reward(kind: str, name: str, options: Mapping[str, Any], codec: Codec) -> list[Finding]:
+async def _check_reward(
+    kind: str, name: str, options: Mapping[str, Any], codec: Codec, recorded: Sequence[Group]
+) -> list[Finding]:
     named = {"name": name, "options": dict(options)}
     layers = (LayerConfig.model_validate(named),) if kind == "layer" else ()
     config = RewardConfig(layers=layers, timeout_s=TIMEOUT_S, **({} if layers else named))
@@ -200,6 +265,8 @@ async def _check_reward(kind: str, name: str, options: Mapping[str, Any], codec:
         grades, stall = await _graded(reward, episodes)
         again, _ = await _graded(reward, dict(reversed(episodes.items())))
         lost = await reward.grade(PROBLEM, _episode(codec, None, Outcome.SAMPLER_FAILED))
+        without = build_reward(RewardConfig(timeout_s=TIMEOUT_S), codec) if layers else None
+        tried = [await _regraded(reward, without, recorded)] if recorded else []
     finally:
         await reward.close()
     changed = [name for name in episodes if grades[name] != again[name]]
@@ -212,6 +279,7 @@ async def _check_reward(kind: str, name: str, options: Mapping[str, Any], codec:
         _hostile(grades),
         Finding("lost episodes", not lost.graded, lost.reason or "graded, though the sampler failed"),
         _waiting(stall, caller is None or caller.waits),
+        *tried,
     ]
 
 

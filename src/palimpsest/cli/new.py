@@ -59,6 +59,9 @@ def check(
         str | None,
         typer.Option(help="Model whose tokenizer and window a policy must fit; default: the bundled one and 32,768."),
     ] = None,
+    episodes: Annotated[
+        Path | None, typer.Option(help="Run, evaluation or record: tries a rule, reward or layer on its episodes.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check a policy, reward, layer, credit rule or other plugin against its contract.
@@ -70,11 +73,11 @@ def check(
       palimpsest check overwrite chunk_size=48
       palimpsest check my_module:MyPolicy --model Qwen/Qwen3-4B
       palimpsest check rewards/mine.py:my_reward
-      palimpsest check my_module:MyRule decay=0.8
+      palimpsest check my_module:MyRule decay=0.8 --episodes runs/first
     """
     from palimpsest.app.plugin_checks import check as check_contract
 
-    findings = check_contract(name, dict(map(split_override, options or ())), kind, model=model)
+    findings = check_contract(name, dict(map(split_override, options or ())), kind, model=model, episodes=episodes)
     failed = sum(not finding.passed for finding in findings)
     if json:
         print(dumps({"passed": not failed, "checks": [asdict(finding) for finding in findings]}))

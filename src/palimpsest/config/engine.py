@@ -422,8 +422,9 @@ class AdapterConfig(Strict):
 
 class ModelConfig(Strict):
     path: str = "embedded"
-    """`embedded`: the bundled model; `embedded-tools`, `embedded-lead`: the same model after SFT on tool calls, or on
-    queries for readers and on their replies; or a Hugging Face folder or hub id such as Qwen/Qwen3-4B."""
+    """`embedded`: the bundled model; `embedded-tools`, `embedded-lead`, `embedded-edit`: the same model after SFT on
+    tool calls, on queries for readers and their replies, on edits of the context; or a Hugging Face folder or hub id
+    such as Qwen/Qwen3-4B."""
     dtype: Dtype | Literal["auto"] = "float32"
     """Number type for storing weights and computing; auto: bfloat16 if the model's files use it, on a GPU or a CPU
     with avx512_bf16 or AMX; otherwise float32. auto is for models that only sample: the default of eval, ask and serve
@@ -449,7 +450,12 @@ class ModelConfig(Strict):
 # ---- Location of the configured model ----------------------------------------------------------------------
 
 
-SHIPPED = {"embedded": "base-model", "embedded-tools": "tool-model", "embedded-lead": "lead-model"}
+SHIPPED = {
+    "embedded": "base-model",
+    "embedded-tools": "tool-model",
+    "embedded-lead": "lead-model",
+    "embedded-edit": "edit-model",
+}
 """Names of the models inside the package, and their folders."""
 
 

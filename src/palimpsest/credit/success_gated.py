@@ -85,8 +85,7 @@ def edited_tokens(trajectory: Trajectory) -> dict[int, list[Span]]:
     for event in trajectory.events:
         if isinstance(event.what, Pruned):
             found.setdefault(event.before_turn - 1, []).append(event.what.tokens)
-        elif isinstance(event.what, SummedUp):
-            turn = event.before_turn - 1
+        elif isinstance(event.what, SummedUp) and trajectory.turns[turn := event.before_turn - 1].name == "summarise":
             found.setdefault(turn, []).append((0, len(trajectory.turns[turn].completion.token_ids)))
     return found
 

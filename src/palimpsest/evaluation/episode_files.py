@@ -26,6 +26,9 @@ from palimpsest import files
 from palimpsest.errors import DataError
 from palimpsest.notes import Note
 from palimpsest.rollout.trajectory_file import (
+    EPISODES as EPISODES,
+)
+from palimpsest.rollout.trajectory_file import (
     Recording,
     encode_groups,
     frame_spans,
@@ -39,7 +42,6 @@ from palimpsest.rollout.trajectory_file import (
 from palimpsest.seeding import Key
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
-EPISODES = "episodes.jsonl.zst"
 Selection = Literal["wrong", "all"]
 """Episodes to record: all, or wrong ones (value below 1 or ungraded)."""
 MOST_BYTES = 64_000_000

@@ -1,4 +1,4 @@
-"""Baselines with tools: a tool history summarised by rule, or cut to its last tokens.
+"""Baselines with tools: a tool history summed up by the model, compacted without a model, or cut to its last tokens.
 
 `SummaryPolicy` follows SUPO (arXiv 2510.06727). Before a turn that no longer fits in the context:
 
@@ -7,6 +7,14 @@
 
 The paper always excludes the latest reply and its results from the summary, so that the request fits. Here they are
 excluded only if it does not fit. Every reply is trained where it was sampled.
+
+`CompactionPolicy` writes the summary without a model, from all exchanges but the latest:
+
+    cut          each call in one line with its result, cut to `result_chars`: the rules of CliffCompaction (arXiv
+                 2609.26779), whose defaults are here
+    checklist    sentences of the results that contain a name or number of the question, each once
+
+Later compactions append to the summary, which is never compacted itself; beyond `summary_tokens` its oldest lines go.
 
 `ToolWindowPolicy` has no memory. It follows the sliding-window baseline of MemAct (arXiv 2510.12635), whose window is
 8K. Before each turn the oldest replies leave with their results, whole, until the rest has at most `window_tokens`. The
@@ -20,22 +28,24 @@ belongs to training; informing the model that a reply has left the window.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from palimpsest.errors import DataError, ModelError
 from palimpsest.events import ExchangesDropped, MemoryUngrounded, SummedUp
 from palimpsest.memory.parts import tool_agent
 from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
-from palimpsest.memory.parts.history import History
+from palimpsest.memory.parts.history import Exchange, History
 from palimpsest.memory.parts.prompts import Slots, shared
 from palimpsest.memory.parts.tool_agent import QUERY, ToolAgentPolicy, ToolEpisode, ToolPrompts
 from palimpsest.memory.policy import require_positive
 from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import without_thinking
-from palimpsest.text.sentences import Unit
+from palimpsest.text.sentences import Unit, sentences
+from palimpsest.text.tool_calls import ToolCall
 from palimpsest.types import Completion, Problem, StopReason
 
 
@@ -68,18 +78,13 @@ SHORT = SummaryPrompts(
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryPolicy(ToolAgentPolicy):
-    """Options of the tool agent, and the length of a summary."""
+class WithSummary(ToolAgentPolicy):
+    """Options of the tool agent, and the length of a summary that replaces its history."""
 
     prompt_sets: ClassVar[Mapping[str, SummaryPrompts]] = {"standard": STANDARD, "short": SHORT}
     texts: SummaryPrompts = field(init=False, repr=False, compare=False)
     summary_tokens: int = 1024
     """Budget of a summary."""
-    grounded: Grounded = "off"
-    """Filter for summaries: `off`, none (published); `verbatim`, units that occur in the summarised results or the
-    previous summary; `close`, also paraphrases of these. If no unit passes, the previous summary stays."""
-    unit: Unit = "sentence"
-    """Unit that `grounded` stores or drops whole: a `sentence`, an `item` of a list or a `line`."""
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
@@ -106,9 +111,24 @@ class SummaryPolicy(ToolAgentPolicy):
         values = {"question": codec.encode(problem.question), "summary": summary}
         return History(chat_pieces(codec), template.fill(values))
 
+    def full(self, episode: ToolEpisode) -> bool:
+        """Whether no room for a turn is left."""
+        return len(episode.history.ids()) + self.turn_tokens > self.context_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryPolicy(WithSummary):
+    """Options of the tool agent, of the summary and its filter."""
+
+    grounded: Grounded = "off"
+    """Filter for summaries: `off`, none (published); `verbatim`, units that occur in the summarised results or the
+    previous summary; `close`, also paraphrases of these. If no unit passes, the previous summary stays."""
+    unit: Unit = "sentence"
+    """Unit that `grounded` stores or drops whole: a `sentence`, an `item` of a list or a `line`."""
+
     async def make_room(self, episode: ToolEpisode) -> None:
         codec, before = episode.model.codec, episode.history
-        if len(before.ids()) + self.turn_tokens <= self.context_tokens or episode.turns + 1 >= self.max_turns:
+        if not self.full(episode) or episode.turns + 1 >= self.max_turns:
             return
         request = codec.encode(self.texts.summarise)
         included = before
@@ -139,6 +159,86 @@ class SummaryPolicy(ToolAgentPolicy):
                 episode.model.event(MemoryUngrounded(units, why, tuple(summary), changed=bool(left.ids)))
         episode.summary = summary
         return summary
+
+
+# ---- Compaction without a model ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPolicy(WithSummary):
+    """Options of the tool agent, of the summary and its rule."""
+
+    rule: Literal["cut", "checklist"] = "cut"
+    """`cut`, every call and the beginning of its result; `checklist`, sentences with a name or number of the question.
+    """
+    result_chars: int = 500
+    """Characters of a result under `cut`."""
+    recent_turns: int = 3
+    """Latest exchanges that stay whole; fewer if no turn fits otherwise."""
+
+    def __post_init__(self) -> None:
+        WithSummary.__post_init__(self)
+        require_positive(self, "result_chars", "recent_turns")
+
+    def shown_texts(self) -> tuple[str, ...]:
+        return ("user", "result", "user_summary")
+
+    async def make_room(self, episode: ToolEpisode) -> None:
+        for recent in range(self.recent_turns, 0, -1):
+            exchanges = episode.history.exchanges
+            if not self.full(episode):
+                return
+            if len(exchanges) > recent:
+                self._compact(episode, exchanges[:-recent], exchanges[-recent:])
+
+    def _compact(self, episode: ToolEpisode, old: Sequence[Exchange], recent: Sequence[Exchange]) -> None:
+        codec = episode.model.codec
+        write = self._cut if self.rule == "cut" else self._checked
+        for exchange in old:
+            episode.lines += [line for line in write(episode, exchange) if line not in episode.lines]
+        while len(ids := codec.encode(" " + "\n".join(episode.lines))) > self.summary_tokens and episode.lines:
+            del episode.lines[0]
+        episode.summary = ids if episode.lines else []
+        resumed = self.resumed(episode.problem, episode.summary, codec)
+        episode.history = replace(resumed, exchanges=tuple(recent))
+        episode.model.event(SummedUp(len(episode.summary), codec.decode(episode.summary), len(recent)))
+
+    def _cut(self, episode: ToolEpisode, exchange: Exchange) -> list[str]:
+        calls = self.calls(exchange.reply, episode.model.codec)
+        names = {(one.start, one.end): _line(one) for one in calls if isinstance(one, ToolCall)}
+        texts = zip(exchange.results, self._texts(episode, exchange), strict=True)
+        return [f"{names.get(result.call, '')}: {text[: self.result_chars]}" for result, text in texts]
+
+    def _checked(self, episode: ToolEpisode, exchange: Exchange) -> list[str]:
+        wanted = set(_NAMED.findall(episode.problem.question)) - _first_words(episode.problem.question)
+        units = [unit for text in self._texts(episode, exchange) for unit in sentences(text)]
+        return [unit for unit in units if wanted & set(_NAMED.findall(unit))]
+
+    def _texts(self, episode: ToolEpisode, exchange: Exchange) -> list[str]:
+        """Results without their numbers."""
+        decode = episode.model.codec.decode
+        return [decode(one.ids, control=False).removeprefix(self.shown(one.id, "")) for one in exchange.results]
+
+
+def _line(call: ToolCall) -> str:
+    """
+    >>> _line(ToolCall("search", {"query": "Alice"}, 0, 9))
+    'search(Alice)'
+    """
+    return f"{call.name}({', '.join(' '.join(str(value).split()) for value in call.arguments.values())})"
+
+
+_NAMED = re.compile(r"\b(?:[^\W\d_a-z]\w*|\d[\d.,]*\d|\d)")
+"""A capitalised word, or a number."""
+
+
+def _first_words(text: str) -> set[str]:
+    """Words that are capitalised only because they begin a sentence.
+
+    >>> _first_words("Q1: Whom did Ann marry? What is it?") == {"Q1", "Whom", "What"}
+    True
+    """
+    return set(re.findall(r"(?:^|[.:?!]\s+|\n)(\w+)", text))
 
 
 # ---- A baseline without memory -------------------------------------------------------------------------------

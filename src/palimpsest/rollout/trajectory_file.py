@@ -105,6 +105,8 @@ def frame_end(read: Callable[[int, int], bytes], start: int, size: int) -> int |
 # ---- Trajectories as JSON lines ------------------------------------------------------------------------------
 
 
+EPISODES = "episodes.jsonl.zst"
+"""The record of an evaluation; that of a run is a folder."""
 FORMAT = 2
 LINE = re.compile(rb"\S.*")
 """A nonblank line in the content of a frame."""
@@ -280,6 +282,18 @@ def encode_groups(groups: Iterable[Group], tokenizer: str | None = None) -> byte
     `Codec.digest` of the ids' tokenizer."""
     compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, threads=0)
     return b"".join(compressor.compress(group_lines(group, tokenizer)) for group in groups)
+
+
+def record_files(path: Path) -> list[Path]:
+    """Records of a run, an evaluation or a folder of them, in order of names, or the file itself. Raises DataError."""
+    if not path.is_dir():
+        return [path]
+    if (path / EPISODES).is_file():
+        return [path / EPISODES]
+    folder = path / "trajectories" if (path / "trajectories").is_dir() else path
+    if files := sorted([*folder.glob("*.jsonl.zst"), *folder.glob("*.jsonl")]):
+        return files
+    raise DataError(f"{folder}: no .jsonl.zst or .jsonl of trajectories in this folder")
 
 
 def read_groups(path: str | Path) -> Recording:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from palimpsest.config.reward import FinalAnswerConfig
 from palimpsest.data.formats.problem_files import is_question_file
 from palimpsest.data.sources.file_source import FileSource
 from palimpsest.errors import ConfigError, DataError
+from palimpsest.events import Pruned, PruneRefused, RolledBack, ToolCalled, of_type
 from palimpsest.memory.document_baselines import FullContextPolicy
+from palimpsest.memory.edit import EditPolicy
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.parts.history import sampled_text
 from palimpsest.memory.prune import PrunePolicy
@@ -159,6 +162,25 @@ def test_an_agent_without_tools_is_rejected_for_search_problems() -> None:
     assert config.cold_start is not None
     with pytest.raises(ConfigError, match="needs an agent with tools; OverwritePolicy"):
         build_lessons(config, config.cold_start, build_policy(config.policy), base_codec(), WINDOW)
+
+
+def test_edits_are_of_every_verb_and_keep_to_the_words_of_the_prompt() -> None:
+    config = load_recipe("edit-quickstart")
+    agent = build_policy(config.policy)
+    assert isinstance(agent, EditPolicy)
+    drawn = first_lessons(ToolLessons(agent, base_codec(), config.data.search or DATA, 0, WINDOW), 60)
+    verbs = Counter(edit.verb for one in drawn for edit in of_type(one.events, Pruned))
+    assert set(verbs) == set(agent.verbs)
+    assert min(verbs.values()) > verbs.total() / 10
+    assert not [one for one in drawn if of_type(one.events, PruneRefused)]
+    for turn in (turn for one in drawn for turn in one.turns):
+        for fact in re.findall(r"[A-Z][a-z]+ [a-z]+ \w+\.", reply(turn)):
+            assert fact in prompt(turn)
+    again = [one for one in drawn if of_type(one.events, RolledBack) and one.outcome is Outcome.ANSWERED]
+    assert again
+    for one in again:
+        asked = [called.arguments["query"] for called in of_type(one.events, ToolCalled)]
+        assert len(asked) > len(set(asked))  # the result that found no room, again
 
 
 def test_an_agent_without_a_memory_action_only_acts() -> None:

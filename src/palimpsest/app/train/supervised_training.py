@@ -24,7 +24,6 @@ from palimpsest.data.sources.file_source import FileSource, SourceProblems, buil
 from palimpsest.engines.open import check_models, open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
-from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import read_identity
 from palimpsest.memory.lead import LeadPolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
@@ -120,9 +119,8 @@ async def _trained(
 def _recorded(imitated: Imitated, progress: Progress) -> Selection | None:
     if imitated.records is None or is_question_file(imitated.records):
         return None
-    recorded = imitated.records / EPISODES
     return read_trajectories(
-        recorded if recorded.is_file() else imitated.records,
+        imitated.records,
         min_grade=imitated.min_grade,
         per_problem=imitated.per_problem,
         warn=progress.message,

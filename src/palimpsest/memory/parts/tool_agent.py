@@ -110,6 +110,8 @@ class ToolEpisode:
     """[T] the latest sampled reply."""
     summary: list[int] = field(default_factory=list)
     """[T] the latest summary."""
+    lines: list[str] = field(default_factory=list)
+    """Lines of a summary that no model wrote."""
     rollbacks: int = 0
     """Results taken back for lack of room so far (memory/edit.py)."""
     level: int = 0
@@ -202,10 +204,10 @@ class ToolAgentPolicy(MemoryPolicy):
     def style(self, codec: Codec) -> CallStyle:
         return native_style(codec) or "hermes" if self.call_style == "auto" else self.call_style
 
-    def calls(self, completion: Completion, codec: Codec) -> tuple[Found, ...]:
-        """The calls of a reply; without one, what looks like a call in another format."""
+    def calls(self, reply: Sequence[int], codec: Codec) -> tuple[Found, ...]:
+        """The calls of a reply's ids; without one, what looks like a call in another format."""
         schemas = {spec.name: spec.parameters for spec in self.specs}
-        return calls_in(sampled_text(completion.token_ids, codec), self.style(codec), schemas)
+        return calls_in(sampled_text(reply, codec), self.style(codec), schemas)
 
     def begin(self, problem: Problem, codec: Codec) -> History:
         opening = self.template(codec, self.messages()[1]).fill({"question": codec.encode(problem.question)})
@@ -247,7 +249,7 @@ class ToolAgentPolicy(MemoryPolicy):
             completion = await self.generate(episode, episode.history.ids(), "act", self.turn_tokens)
             if completion is None:
                 return Answered(None, Outcome.OUT_OF_CONTEXT)
-            calls = self.calls(completion, model.codec)
+            calls = self.calls(completion.token_ids, model.codec)
             if not calls:
                 return self.answered(completion, episode)
             if episode.turns < self.max_turns:  # no turn would see the results

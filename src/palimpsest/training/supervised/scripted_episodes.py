@@ -14,6 +14,14 @@ data/synthetic/search_problems.py), but not which facts to retain or when:
               probability `KEEPS`, under the name of its question, occasionally another fact, and the next search
     answer    notes of facts in the prompt, and the answers from them; "unknown" for lost ones
 
+An agent that edits (memory/edit.py) uses any of its verbs instead of the prune, on random blocks, from a fill of
+`EDIT_FILL`:
+
+    merge, compact   a memory as above; merge names the earlier notes and most results
+    keep             one fact of each chosen result, a needed one with probability `KEEPS`
+    note             one fact of a result
+    drop             random results
+
 The policy or a baseline runs the episode, so that the prompts are those of training. The baselines use no memory
 action and the model's whole window, or summaries. Outcomes are not checked.
 
@@ -46,6 +54,7 @@ from palimpsest.data.synthetic.search_problems import SearchStep, SyntheticSearc
 from palimpsest.data.synthetic.world import PEOPLE
 from palimpsest.errors import DataError
 from palimpsest.events import Event, What, as_event
+from palimpsest.memory.edit import EditPolicy
 from palimpsest.memory.lead import LeadPolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy, Model, Teachable
@@ -176,8 +185,11 @@ KEEPS = 0.8  # probability of writing a needed fact
 KEEPS_OTHER = 0.2  # probability of writing one other fact too
 DELETES = 0.9  # probability of deleting a result
 FILL = (0.45, 0.6)  # range of the filled share of the context at which an example prunes
+EDIT_FILL = (0.3, 0.6)  # the same for edits
 EARLY = 0.08  # probability of an unnecessary prune per turn
 PLAIN = 0.2  # share of episodes without the memory action
+MOST_KEPT = 3
+_NOTES = ("prune_context", "note", "merge", "compact")
 SUMMARY = 0.1  # share of episodes that sum up instead
 
 _SENTENCE = re.compile(r"[^.:\n]+\.")
@@ -218,7 +230,8 @@ class Teacher(Script):
 
     def __post_init__(self) -> None:
         self.max_context = self.policy.context_tokens
-        self.fill = self.rng.uniform(*FILL) * self.policy.context_tokens
+        edits = isinstance(self.policy, EditPolicy)
+        self.fill = self.rng.uniform(*(EDIT_FILL if edits else FILL)) * self.policy.context_tokens
         self.steps = list(plan(self.problem).steps)
         self.searched = 0
         self.kinds: list[str] = []
@@ -231,21 +244,59 @@ class Teacher(Script):
 
     def _act(self, text: str, length: int) -> str:
         calls: list[tuple[str, Mapping[str, Any]]] = []
+        self.searched -= self._taken_back(text)
         if self.searched < len(self.steps):
             in_sight = self._in_sight(text, "search")
-            if in_sight and getattr(self.policy, "prune", False) and (length > self.fill or self.rng.random() < EARLY):
-                deleted = [one for one in in_sight if self.rng.random() < DELETES] or in_sight[:1]
-                superseded = self._in_sight(text, "prune_context")
-                arguments = {"memory": self._memory(text), "delete_ids": [*superseded, *deleted]}
-                calls.append(("prune_context", arguments))
+            verbs = self._verbs()
+            if in_sight and verbs and (length > self.fill or self.rng.random() < EARLY):
+                calls += self._edit(self.rng.choice(verbs), in_sight, text)
             calls.append(("search", {"query": f" {self.steps[self.searched].query}"}))
             self.searched += 1
             self.kinds += [name for name, _ in calls]
             return calls_text(calls, self.policy.style(self.codec))
         return self._answer(text)
 
-    def _in_sight(self, text: str, kind: str) -> list[str]:
-        made = (self.policy.result_id(self.problem, number) for number, one in enumerate(self.kinds) if one == kind)
+    def _taken_back(self, text: str) -> bool:
+        """Whether the latest search found no room, so that it has to be made again."""
+        if not (isinstance(self.policy, EditPolicy) and self.kinds):
+            return False
+        latest = self.policy.result_id(self.problem, len(self.kinds) - 1)
+        return self.policy.shown(latest, self.policy.texts.rolled_back) in text
+
+    def _verbs(self) -> Sequence[str]:
+        if isinstance(self.policy, EditPolicy):
+            return self.policy.verbs
+        return ("prune_context",) if getattr(self.policy, "prune", False) else ()
+
+    def _edit(self, verb: str, results: list[str], text: str) -> list[tuple[str, Mapping[str, Any]]]:
+        """The calls of one change of the context; `results`: those of searches in the prompt."""
+        if verb == "compact":
+            return [(verb, {"text": self._memory(text)})]
+        chosen = [one for one in results if self.rng.random() < DELETES] or results[:1]
+        if verb == "keep":
+            facts = {one: fact for one in chosen[:MOST_KEPT] if (fact := self._fact(one, text))}
+            return [(verb, {"block": one, "text": fact}) for one, fact in facts.items()]
+        if verb == "note":
+            return [(verb, {"text": fact})] if (fact := self._fact(self.rng.choice(results), text)) else []
+        if verb == "drop":
+            return [(verb, {"blocks": [self.rng.choice(results)]})]
+        named = [*self._in_sight(text, *_NOTES), *chosen]
+        memory = self._memory(text)
+        return [
+            (verb, {"blocks": named, "text": memory} if verb == "merge" else {"memory": memory, "delete_ids": named})
+        ]
+
+    def _fact(self, result: str, text: str) -> str | None:
+        """A fact of a result, a needed one with probability `KEEPS`; None if it has none."""
+        shown = text.split(self.policy.shown(result, ""), 1)[1].split("[", 1)[0]
+        needed = [f" {step.fact}" for step in self.steps if step.fact in shown]
+        if needed and self.rng.random() < KEEPS:
+            return needed[0]
+        facts = _SENTENCE.findall(shown)
+        return f" {self.rng.choice(facts).strip()}" if facts else None
+
+    def _in_sight(self, text: str, *kinds: str) -> list[str]:
+        made = (self.policy.result_id(self.problem, number) for number, one in enumerate(self.kinds) if one in kinds)
         return [one for one in made if self.policy.shown(one, "") in text]
 
     def _summary(self, text: str) -> str:

@@ -29,7 +29,7 @@ from palimpsest.credit.aggregate import CreditedSegment, weigh
 from palimpsest.engines.protocol import Learner, StepBatch
 from palimpsest.errors import DataError, RunError
 from palimpsest.rollout.segments import segments_of
-from palimpsest.rollout.trajectory_file import read_groups
+from palimpsest.rollout.trajectory_file import read_groups, record_files
 from palimpsest.runs.driver import Driver, Evaluate, Finished, StepReport
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
@@ -192,19 +192,15 @@ def read_trajectories(
     per_problem: int | None = None,
     warn: Callable[[str], None] = print,
 ) -> Selection:
-    """Trajectories of a run, a folder of record files, or one .jsonl.zst or .jsonl file, in order of names.
+    """Trajectories of a run, an evaluation, a folder of record files, or one file, in order of names.
 
     `min_grade` selects graded episodes of at least that value; None selects all, ungraded ones included. `per_problem`
     selects that many per problem: the best graded, and among equals the latest. Raises DataError if none remains.
     """
     path = Path(path)
-    path = path / "trajectories" if (path / "trajectories").is_dir() else path
-    files = sorted([*path.glob("*.jsonl.zst"), *path.glob("*.jsonl")]) if path.is_dir() else [path]
-    if not files:
-        raise DataError(f"{path}: no .jsonl.zst or .jsonl of trajectories in this folder")
     episodes: list[tuple[Trajectory, float | None]] = []
     tokenizers = set[str]()
-    for file in files:
+    for file in record_files(path):
         recording = read_groups(file)
         if recording.torn:
             warn(recording.torn)
