@@ -61,7 +61,7 @@ WORDS = {
     "reference/recipes.md": 560, "reference/policies.md": 1600, "reference/data-formats.md": 1100,
     "reference/metrics.md": 1540, "reference/files.md": 1620, "reference/server-api.md": 1100,
     "reference/models.md": 950,
-    "explanation/concepts.md": 900, "explanation/methods.md": 1400, "explanation/length-and-accuracy.md": 1200,
+    "explanation/concepts.md": 900, "explanation/methods.md": 1530, "explanation/length-and-accuracy.md": 1200,
     "explanation/credit-and-loss.md": 1490, "explanation/prefix-forest.md": 700,
     "explanation/speculative-reading.md": 580, "explanation/many-servers.md": 300,
     "explanation/reproducibility.md": 700, "explanation/statistics.md": 700,

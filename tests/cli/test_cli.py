@@ -187,7 +187,7 @@ def test_a_policy_that_reads_documents_is_rejected_without_documents(palimpsest:
     done = palimpsest(*command, "question_tokens=400")
     assert done.returncode == 2
     assert "reads documents and these problems have none" in done.stderr
-    assert "choose one of edit, prune, tool_window, summary" in done.stderr
+    assert "choose one of edit, prune, tool_window, compaction, summary" in done.stderr
 
 
 def test_eval_plays_a_policy_from_a_users_file(

@@ -38,6 +38,7 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.memory.registry import evaluated, policy_class, trained
 from palimpsest.notes import Note
+from palimpsest.plugin_options import options_of
 from palimpsest.progress.reporter import Progress
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, newest_intact
 from palimpsest.runs.resume_rules import how_to_resume, origin_of, resume_command
@@ -201,8 +202,9 @@ class Agent:
         return options, changes
 
     def _check_dropped(self, policy: str, recipes: PolicyConfig) -> None:
-        """Raises ConfigError for options of the recipe that another policy would run without, unasked."""
-        if dropped := evaluated(recipes).options:
+        """Raises ConfigError for options of the recipe that another policy has, but would run without, unasked."""
+        known = options_of(policy_class(policy))
+        if dropped := [name for name in evaluated(recipes).options if name in known]:
             raise ConfigError(
                 f"{policy} would run with its defaults, without the recipe's {', '.join(dropped)} of {recipes.name}: "
                 "set its options, or policy.options={} if the defaults are meant",

@@ -181,7 +181,7 @@ ENDPOINT = ("--base-url", "http://127.0.0.1:9/v1", "engine.max_model_len=4096", 
     ("words", "message"),
     [
         (("probe", "engine.thinking_tokens=5"), "unreachable"),
-        (("eval", "--policy", "overwrite,full_context", "engine.concurrency=2"), "unreachable"),
+        (("eval", "--policy", "overwrite,full_context", "policy.options={}", "engine.concurrency=2"), "unreachable"),
         (("eval", "engine.thinking_tokens=5"), "unreachable"),
         (("eval", "engine.max_num_seqs=4"), "engine.max_num_seqs"),
     ],

@@ -20,6 +20,7 @@ Not covered: a call whose id is mentioned in the words around it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -136,14 +137,20 @@ def sampled_text(ids: Sequence[int], codec: Codec) -> str:
     return codec.decode([i for i in ids if i not in codec.stop_ids])
 
 
-def call_tokens(reply: Tokens, call: Span, codec: Codec) -> Span:
-    """The tokens of a reply that hold the characters `call` of its text, as [start, end)."""
+def tokens_within(reply: Tokens, span: Span, codec: Codec) -> Span:
+    """The tokens of a reply that hold the characters `span` of its text, as [start, end).
+
+    All of them for a stop token within the reply, since its text has other positions then.
+    """
     ids = tuple(i for i in reply if i not in codec.stop_ids)
     if ids != reply[: len(ids)]:
-        return 0, len(reply)  # a stop token within the reply: positions in the text no longer match
-    edges = Edges.of(ids, codec)
-    last = min(edges.first_from(call[1]), len(edges.counts) - 1)
-    return edges.counts[max(0, edges.last_until(call[0]))], edges.counts[last]
+        return 0, len(reply)
+
+    def characters(count: int) -> int:
+        return len(codec.decode(ids[:count]))
+
+    counts = range(len(ids) + 1)
+    return bisect_right(counts, span[0], key=characters) - 1, bisect_left(counts, span[1], key=characters)
 
 
 def _without_calls(reply: Tokens, results: Sequence[Result], gone: Collection[str], codec: Codec) -> Tokens:

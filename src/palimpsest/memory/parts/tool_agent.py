@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
 from palimpsest.events import ToolCalled, ToolFailed
-from palimpsest.memory.parts.history import Exchange, History, Result, call_tokens, sampled_text
+from palimpsest.memory.parts.history import Exchange, History, Result, sampled_text, tokens_within
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_positive
 from palimpsest.seeding import keyed_random
@@ -123,7 +123,7 @@ class ToolEpisode:
 
     def tokens_of(self, call: ToolCall) -> Span:
         """The tokens of a call in the latest reply."""
-        return call_tokens(self.reply, (call.start, call.end), self.model.codec)
+        return tokens_within(self.reply, (call.start, call.end), self.model.codec)
 
 
 @dataclass(frozen=True, slots=True)
