@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -97,18 +97,22 @@ class Evaluator:
 
 def measures_of(config: RunConfig) -> Measure:
     """`measure_memory` with the FLOPs of the configured model, if its shape is known."""
-    shape = None
+    return partial(measure_memory, model=config.model.path)
+
+
+@lru_cache(maxsize=16)
+def _shape(model: str) -> ModelShape | None:
     with suppress(ModelError):
-        shape = shape_of(config.model.path)
-    return partial(measure_memory, shape=shape)
+        return shape_of(model)
+    return None
 
 
 def measure_memory(
-    problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts, *, shape: ModelShape | None = None
+    problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts, *, model: str | None = None
 ) -> dict[str, float]:
     """Measures of an episode apart from its grade: copy fidelity, memory length, prunes, evidence position, costs..."""
     tools = tool_measures(trajectory)
     measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tools | token_costs(trajectory)
-    if tools and shape is not None:
+    if tools and model is not None and (shape := _shape(model)) is not None:
         measured["reuse_flops"] = shape.flops(tools["reuse_tokens"], tools["reuse_pairs"])
     return {name: value for name, value in measured.items() if value is not None} | evidence_position(problem)
