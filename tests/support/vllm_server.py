@@ -34,11 +34,18 @@ def served_model(folder: Path, window: int) -> Iterator[tuple[Path, str]]:
     model = build_llama(codec.vocab_size, max_position_embeddings=window, tie_word_embeddings=False, **sizes)
     model.save_pretrained(folder)
     codec.save(folder)
+    with serving(folder, window, folder / "vllm.log") as url:
+        yield folder, url
+
+
+@contextmanager
+def serving(model: Path, window: int, log: Path) -> Iterator[str]:
+    """The address of a server of `model` in float32."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        *(str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
+        *(str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
         *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", str(window)),
         *("--enable-prompt-tokens-details", "--disable-uvicorn-access-log"),
         *("--enforce-eager", "--no-enable-chunked-prefill"),
@@ -46,13 +53,12 @@ def served_model(folder: Path, window: int) -> Iterator[tuple[Path, str]]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # of another environment
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
     environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    log = folder / "vllm.log"
     with log.open("wb") as file:
         streams: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file}
         process = subprocess.Popen(command, env=environment, start_new_session=True, **streams)
     try:
         _wait(process, f"http://127.0.0.1:{port}/health", log)
-        yield folder, f"http://127.0.0.1:{port}/v1"
+        yield f"http://127.0.0.1:{port}/v1"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -110,6 +110,16 @@ def test_the_same_weights_replay_the_recorded_tokens(run: Path, tmp_path: Path, 
     assert file.read_bytes() == before
 
 
+def test_a_document_read_in_several_passes_is_replayed_once(tmp_path: Path, evaluation: Callable[..., Path]) -> None:
+    folder = evaluation("parallel", passes=3)
+    original = read_episodes(folder / EPISODES).groups[0].trajectories[0]
+    passes = {turn.notes.get("reading") for turn in original.turns}
+    assert {0, 1} <= passes
+    for turn in range(len(original.turns)):
+        result = replay(f"{folder}#0/0", turn=turn, out=tmp_path)
+        assert (result.parts_at, result.document) == (None, "the document is from the recorded prompts")
+
+
 @pytest.mark.parametrize("policy", ["overwrite", "recall", "retrieval"])
 def test_the_next_turn_shows_the_edited_memory(policy: str, tmp_path: Path, evaluation: Callable[..., Path]) -> None:
     folder = str(evaluation(policy))

@@ -21,7 +21,7 @@ import pytest_asyncio
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from palimpsest.config.engine import AdapterConfig, ModelConfig, SamplerConfig
+from palimpsest.config.engine import AdapterConfig, ModelConfig, SamplerConfig, named
 from palimpsest.engines.embedded.model_loading import adapted, load_model
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.embedded.weight_transfer import write_untied
@@ -33,7 +33,7 @@ from support.architectures import SMALL, built
 from support.cluster import AUTHENTICATED, ClusterRun, machines
 from support.command import Run
 from support.models import build_llama
-from support.vllm_server import NEEDS_VLLM, PYTHON
+from support.vllm_server import NEEDS_VLLM, PYTHON, serving
 
 pytestmark = [*NEEDS_VLLM, pytest.mark.asyncio(loop_scope="module")]
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")
@@ -232,19 +232,22 @@ RANKS = ("engine.name=ray", "cluster.learners=2")
 
 
 @pytest.mark.parametrize(
-    "learners",
+    ("recipe", "learners"),
     [
-        (),
-        pytest.param(RANKS, marks=needs_ray),
-        pytest.param((*RANKS, "cluster.placement=colocated", "sampler.servers=2"), marks=needs_ray),
-        pytest.param(("model.lora.rank=8", "optim.learning_rate=1e-3"), marks=needs_peft),
+        ("memagent-quickstart", ()),
+        ("parallel-quickstart", ()),
+        pytest.param("memagent-quickstart", RANKS, marks=needs_ray),
+        pytest.param(
+            "memagent-quickstart", (*RANKS, "cluster.placement=colocated", "sampler.servers=2"), marks=needs_ray
+        ),
+        pytest.param("memagent-quickstart", ("model.lora.rank=8", "optim.learning_rate=1e-3"), marks=needs_peft),
     ],
 )
 async def test_a_run_to_its_end_agrees_with_its_servers_and_leaves_nothing(
-    tmp_path: Path, learners: tuple[str, ...]
+    tmp_path: Path, recipe: str, learners: tuple[str, ...]
 ) -> None:
     before, out = abandoned(), tmp_path / "run"
-    process = train("memagent-quickstart", out, 3, *learners)
+    process = train(recipe, out, 3, *learners)
     _, output = process.communicate()
     assert process.returncode == 0, output
     assert 0 <= max(gaps_of(out)) < GAP
@@ -253,6 +256,17 @@ async def test_a_run_to_its_end_agrees_with_its_servers_and_leaves_nothing(
     assert abandoned() <= before
     servers = 1 + ("sampler.servers=2" in learners)
     assert {path.name for path in (out / "servers").iterdir()} == {f"vllm-{number}.log" for number in range(servers)}
+
+
+async def test_a_lead_trains_on_one_server_with_its_readers_on_another(tmp_path: Path) -> None:
+    out, reader = tmp_path / "run", named("embedded-lead")
+    with serving(Path(reader), 1024, tmp_path / "readers.log") as url:
+        role = (f"roles.reader.url={url}", f"roles.reader.model={reader}")
+        process = train("lead-quickstart", out, 3, *role, "policy.options.call_style=llama3")
+        _, output = process.communicate()
+    assert process.returncode == 0, output
+    assert 0 <= max(gaps_of(out)) < GAP
+    assert min(row["memory/evidence_retention"] for row in metrics_of(out)) > 0.2, "the readers' replies"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

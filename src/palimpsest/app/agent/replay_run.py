@@ -274,7 +274,7 @@ async def _play(
 def _with_document(
     problem: Problem, trajectory: Trajectory, origin: EpisodeOrigin, codec: Codec
 ) -> tuple[Problem, Callable[[], Any] | None, str]:
-    sections = [section for turn in trajectory.turns if (section := turn.piece("section")) is not None]
+    sections = _sections(trajectory)
     if sections and isinstance(origin.policy, OverwritePolicy) and _read_to_the_end(trajectory):
         tokens = sum(map(len, sections))
         cuts = of_type(trajectory.events, DocumentTruncated)
@@ -289,6 +289,15 @@ def _with_document(
         f"problem {problem.id}: its record lacks the whole document, and so does its data "
         f"(data.train_files={origin.config.data.train_files}); restore the data"
     )
+
+
+def _sections(trajectory: Trajectory) -> list[tuple[int, ...]]:
+    """The sections of the prompts, in order; each once, however often it was read."""
+    by_chunk = dict[Any, tuple[int, ...]]()
+    for turn in trajectory.turns:
+        if (section := turn.piece("section")) is not None:
+            by_chunk.setdefault(turn.notes.get("chunk", turn.step), section)
+    return list(by_chunk.values())
 
 
 def _needs_none(problem: Problem, origin: EpisodeOrigin, codec: Codec) -> bool:

@@ -325,7 +325,8 @@ def _why_not(url: str, model: str, models: Any, reasons: Mapping[str, list[str]]
     names = [str(entry.get("id")) for entry in _listed(models)]
     if names and model not in names:
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-        return f"{url}: no model {model}{nearest(model, names)}; it has {shown}: set model.path, or another first word"
+        fix = "set model.path, another first word or roles.NAME.model"
+        return f"{url}: no model {model}{nearest(model, names)}; it has {shown}: {fix}"
     if not reasons:
         return f"engine.mode needs the tokenizer of {model}: set engine.tokenizer (--tokenizer) to its folder or hub id"
     hint = "" if url.endswith("/v1") else "; does engine.url (--base-url) lack /v1?"
