@@ -69,7 +69,7 @@ class MemoryCut:
 
 @dataclass(frozen=True, slots=True)
 class EmptyMemoryKept:
-    """A reply was empty; `empty_memory: keep` left the memory unchanged."""
+    """A reply was empty, or said that there is nothing to add: the memory is unchanged."""
 
     kind: ClassVar[str] = "empty_memory_kept"
 

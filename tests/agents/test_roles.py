@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from palimpsest import train
 from palimpsest.agents.roles import FrozenSampler, open_roles
 from palimpsest.app.train.run_setup import open_setup
 from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.load import parse_config
 from palimpsest.config.schema import RunConfig
+from palimpsest.engines.embedded.compute import ComputeThread
 from palimpsest.errors import ConfigError, SamplerError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.rollout.trajectory_file import read_groups
@@ -88,6 +92,12 @@ def test_a_role_with_a_url_needs_the_name_of_its_model() -> None:
     assert error.value.key == "roles.sceptic.model"
 
 
+def test_a_role_is_not_called_as_the_turns_without_one() -> None:
+    with pytest.raises(ConfigError) as error:
+        open_roles(parse_config("", overrides=["roles.agent.temperature=0"]), base_codec())
+    assert (error.value.key, error.value.value) == ("roles", "agent")
+
+
 def test_a_role_with_another_tokenizer_is_rejected(tiny_model_folder: Path) -> None:
     settings = config(str(tiny_model_folder), sceptic={"model": str(tiny_model_folder)})
     with pytest.raises(ConfigError, match=r"roles.sceptic.model=.* has another tokenizer than model.path"):
@@ -148,3 +158,20 @@ async def test_a_failed_reply_is_sampled_again_and_a_request_ends_with_its_last_
     await asyncio.sleep(0.001)
     assert inner.cancelled == 1
     assert await sampler.generate((5,), greedy()) == reply
+
+
+def test_a_run_with_a_role_writes_the_same_bytes_however_long_steps_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"max_steps": 2, "batch_size": 2, "group_size": 4, "num_minibatches": 2, "save_steps": 1}
+    settings = {f"train.{key}": value for key, value in sizes.items()}
+    train("lead-quickstart", settings, out=tmp_path / "steady", quiet=True)
+    rng, post = random.Random(0), ComputeThread.post
+
+    def late(self: ComputeThread, call: Any, *args: Any) -> Any:
+        return post(self, lambda: (time.sleep(rng.random() * 0.01), call(*args))[1])
+
+    monkeypatch.setattr(ComputeThread, "post", late)
+    train("lead-quickstart", settings, out=tmp_path / "uneven", quiet=True)
+    for name in ("metrics.jsonl", "trajectories/step-000001.jsonl.zst", "trajectories/step-000002.jsonl.zst"):
+        assert (tmp_path / "steady" / name).read_bytes() == (tmp_path / "uneven" / name).read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +11,15 @@ import pytest
 
 from palimpsest.config.schema import PolicyConfig, SamplingConfig
 from palimpsest.errors import ConfigError, SamplerError
-from palimpsest.events import MemoryWritten, ToolCalled, ToolFailed, of_type
+from palimpsest.events import MemoryUngrounded, MemoryWritten, ToolCalled, ToolFailed, of_type
 from palimpsest.memory.lead import LeadPolicy
 from palimpsest.memory.policy_check import check_policy
 from palimpsest.memory.registry import build_policy
-from palimpsest.metrics.memory_metrics import copy_fidelity
+from palimpsest.metrics.memory_metrics import copy_fidelity, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.rollout.episode import Role, play
 from palimpsest.training.supervised.scripted_episodes import LeadLessons
-from palimpsest.types import Outcome, Problem, Trajectory
+from palimpsest.types import Grade, Group, Outcome, Problem, Trajectory
 from support.agents import Script, base_codec, call
 
 OPTIONS: dict[str, Any] = {
@@ -110,6 +111,24 @@ def test_a_reader_copies_from_its_own_section_or_is_dropped(grounded: str, said:
     assert f"[a] {kept}<|im_end|>" in lead.text(1)
 
 
+def test_a_query_is_no_source_of_evidence() -> None:
+    trajectory, _, _ = led([ask("Zoe flies."), FINAL], reader=" Zoe flies.", grounded="off")
+    assert copy_fidelity(readings(trajectory, GroupTexts(base_codec()))) == 0.0
+
+
+def test_what_readers_drop_and_cut_is_counted_once() -> None:
+    def reader(prompt: str) -> str:
+        return " Ann none" if "Bob" not in prompt.split("Name:")[0] else " Ann trusts Bob. Ann flies."
+
+    trajectory, _, _ = led([ask("Ann"), ask("Ann"), FINAL], reader=reader, grounded="verbatim")
+    first, second = readings(trajectory, GroupTexts(base_codec()))
+    assert [len(first.writers), len(second.writers)] == [3, 3]
+    figures = memory_metrics(Group(PROBLEM, (trajectory,), (Grade(1.0),)), GroupTexts(base_codec()))
+    dropped = [unit for event in of_type(trajectory.events, MemoryUngrounded) for unit in event.dropped]
+    assert figures["dropped_share"] == pytest.approx(len(dropped) / (len(dropped) + 2))
+    assert not any("none" in unit for unit in dropped)
+
+
 def test_no_evidence_is_a_result_and_a_memory_that_does_not_change() -> None:
     trajectory, lead, _ = led([ask("Zoe"), FINAL])
     assert "[a] none<|im_end|>" in lead.text(1)
@@ -176,11 +195,18 @@ def test_bad_options_of_the_lead_name_their_key(options: dict[str, Any], key: st
     assert error.value.key == key
 
 
-def test_lessons_are_drawn_without_knowing_what_to_ask() -> None:
-    policy, codec = LeadPolicy(**{**OPTIONS, "call_style": "llama3"}), base_codec()
+@pytest.mark.parametrize("call_style", ["hermes", "llama3"])
+def test_lessons_are_drawn_without_knowing_what_to_ask(call_style: str) -> None:
+    policy, codec = LeadPolicy(**{**OPTIONS, "context_tokens": 512, "call_style": call_style}), base_codec()
     lessons = LeadLessons(policy, codec, 0)
     drawn = [lessons.draw(index) for index in range(200)]
     assert drawn == [LeadLessons(policy, codec, 0).draw(index) for index in range(200)]
     assert {lesson.outcome for lesson in drawn} == {Outcome.ANSWERED}
+    replies = [codec.decode(turn.completion.token_ids) for one in drawn for turn in one.turns if turn.role is None]
+    reasoned = [
+        said for reply in replies if '"query"' in reply and (said := reply.split("<tool_call>")[0].split("{")[0])
+    ]
+    assert bool(reasoned) == (call_style == "hermes")
+    assert all(re.fullmatch(r" [A-Z][a-z]+ \w+ [A-Z][a-z]+\.", said) for said in reasoned)
     known = [not str(lesson.answer).endswith("unknown") for lesson in drawn]
     assert 0.2 < sum(known) / len(known) < 0.7

@@ -14,10 +14,10 @@ from palimpsest.events import Event, MemoryUngrounded, MemoryWritten, PassEnded,
 from palimpsest.memory.parallel import ParallelPolicy
 from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.registry import build_policy
-from palimpsest.metrics.memory_metrics import copy_fidelity
+from palimpsest.metrics.memory_metrics import copy_fidelity, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts, readings
 from palimpsest.reward.turn_rewards import PassLayer
-from palimpsest.types import Grade, Outcome, Problem, Question, Trajectory
+from palimpsest.types import Grade, Group, Outcome, Problem, Question, Trajectory
 from support.agents import Script, base_codec, played
 
 SMALL: dict[str, Any] = {
@@ -96,11 +96,47 @@ def test_a_reply_that_repeats_the_memory_adds_nothing(tiny_codec: Any) -> None:
         ("<think>no</think>blue", "blue"),
         ("<check>yes</check>", None),
         ("<check>no</check", "<check>no</check"),
+        ("<check>yes</check> blue <check>no</check>", None),
+        ("<check>yes</check> blue<check>yes</check>", "blue"),
+        ("<think><check>no</check></think>blue", "blue"),
+        ("None", None),
+        ("- none.", None),
+        ("none of them", "none of them"),
     ],
 )
 def test_the_tag_decides_and_is_removed(tiny_codec: Any, reply: str, said: str | None) -> None:
-    trajectory, _ = play(tiny_codec, [reply, "", "", "", "Anna"], passes=1)
+    trajectory, _ = play(tiny_codec, [reply, "", "", "", "Anna"], passes=1, memory_tokens=60, merge_tokens=160)
     assert memories(trajectory) == [(" none" if said is None else said, said is not None)]
+
+
+@pytest.mark.parametrize("prompts", ["short", "standard"])
+def test_a_reply_that_says_none_adds_nothing_in_any_pass(tiny_codec: Any, prompts: str) -> None:
+    replies = [
+        "none",
+        "No previous memory" if prompts == "standard" else " none",
+        "blue",
+        "None.",
+        *["none"] * 4,
+        "Anna",
+    ]
+    trajectory, _ = play(
+        tiny_codec, replies, prompts=prompts, question_tokens=200, grounded="verbatim", unit="sentence"
+    )
+    assert [one.found for one in passes(trajectory)] == [1, 0]
+    assert not of_type(trajectory.events, MemoryUngrounded)
+
+
+def test_shares_count_every_reply_of_a_pass_and_its_merges(tiny_codec: Any) -> None:
+    notes = ["Bob has a cat.", "It is hot.", "Anna is blue.", "none"]
+    trajectory, _ = play(tiny_codec, [*notes, "Anna is blue. It is wet.", "Anna"], grounded="verbatim", passes=1)
+    group = Group(PROBLEM, (trajectory,), (Grade(1.0),))
+    assert memory_metrics(group, GroupTexts(tiny_codec))["dropped_share"] == pytest.approx(2 / 5)
+    long = [tiny_codec.decode(tiny_codec.encode("blue " * 40)[:31]), "blue", "", ""]
+    trajectory, _ = play(tiny_codec, [*long, "blue", "Anna"], passes=1)
+    (reading,) = readings(trajectory, GroupTexts(tiny_codec))
+    assert [turn.name for turn in reading.writers] == ["note"] * 4 + ["merge"]
+    group = Group(PROBLEM, (trajectory,), (Grade(1.0),))
+    assert memory_metrics(group, GroupTexts(tiny_codec))["truncated"] == pytest.approx(1 / 5)
 
 
 def test_more_replies_than_a_prompt_has_room_for_are_merged_in_rounds(tiny_codec: Any) -> None:

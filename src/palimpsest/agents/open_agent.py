@@ -83,7 +83,7 @@ async def open_agent(config: RunConfig) -> OpenAgent:
     """Open the agent of a configuration; the caller closes it."""
     engine = await asyncio.to_thread(open_engine, config, objective=None)
     try:
-        roles = await asyncio.to_thread(open_roles, config, engine.codec)
+        roles = await asyncio.to_thread(open_roles, config, engine.codec, engine.sampler)
         await start_servers(engine)
         return OpenAgent(config, engine, roles, Speculation.of(config.engine, engine.limits.concurrency))
     except BaseException:

@@ -24,9 +24,10 @@ from typing import Any
 from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import open_engine
-from palimpsest.engines.protocol import CompletionDelta, Engine, Sampler, SamplerStats
+from palimpsest.engines.protocol import CompletionDelta, Engine, Sampler, SamplerStats, Turns
 from palimpsest.errors import ConfigError
 from palimpsest.rollout.episode import Role, Roles
+from palimpsest.rollout.token_costs import AGENT
 from palimpsest.text.codec import Codec
 from palimpsest.types import Completion, SamplingParams
 
@@ -43,11 +44,13 @@ class OpenRoles:
             await engine.close()
 
 
-def open_roles(config: RunConfig, codec: Codec) -> OpenRoles:
-    """The roles under `roles`; `codec` is that of the run's model."""
+def open_roles(config: RunConfig, codec: Codec, beside: Sampler | None = None) -> OpenRoles:
+    """The roles under `roles`; `codec` is that of the run's model, `beside` its sampler."""
     samplers, engines = dict[str, Role](), list[Engine]()
     for name, role in config.roles.items():
         sampler: Sampler | None = None
+        if name == AGENT:
+            raise ConfigError(f"{AGENT} names the turns without a role; choose another name", key="roles", value=name)
         if role.url is not None and role.model is None:
             raise ConfigError("set the name of the model at the url", key=f"roles.{name}.model", value=None)
         if role.model is not None:
@@ -56,6 +59,10 @@ def open_roles(config: RunConfig, codec: Codec) -> OpenRoles:
             _check_tokenizer(name, role.model, engine.codec, codec)
             sampler = FrozenSampler(engine.sampler)
         samplers[name] = Role(sampler, role.temperature, role.max_tokens)
+    turns, all_samplers = Turns(), list[Any]([beside, *(engine.sampler for engine in engines)])
+    for each in all_samplers if engines else ():
+        if hasattr(each, "turns"):
+            each.turns = turns
     return OpenRoles(samplers, tuple(engines))
 
 

@@ -9,6 +9,7 @@ No torch, so that any layer may name these types.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -174,6 +175,23 @@ or the budget
     numbers = np.fromiter(prompt_ids, np.int64, len(prompt_ids))  # half the time of min and max
     if not 0 <= numbers.min() <= numbers.max() < vocab:
         raise SamplerError(f"prompt contains an id outside the vocabulary of {vocab}: wrong tokenizer?")
+
+
+class Turns:
+    """Lets samplers of one process that serve the same episodes step one after the other.
+
+    Otherwise what is in a step would depend on which of two threads ends first.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = asyncio.Lock()
+
+    def lock(self) -> asyncio.Lock:
+        """To hold during a step; of the running event loop."""
+        if (loop := asyncio.get_running_loop()) is not self._loop:
+            self._loop, self._lock = loop, asyncio.Lock()
+        return self._lock
 
 
 class Sampler(Protocol):

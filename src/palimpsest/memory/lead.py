@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from palimpsest.errors import ConfigError
-from palimpsest.events import MemoryWritten
+from palimpsest.events import EmptyMemoryKept, MemoryWritten
 from palimpsest.memory.overwrite import Document, cut
 from palimpsest.memory.parts import tool_agent
 from palimpsest.memory.parts.chunks import Boundary
@@ -200,7 +200,7 @@ class LeadPolicy(ToolAgentPolicy):
         query: str = call.arguments["query"]
         sections = episode.model.prepared.chunks
         replies = await self.read(sections, query, episode.model)
-        pieces = [self._copied(reply, section, episode.model) for reply, section in zip(replies, sections, strict=True)]
+        pieces = [self._copied(*pair, query, episode.model) for pair in zip(replies, sections, strict=True)]
         found = [(number, text) for number, text in enumerate(pieces, 1) if text]
         lines = [insert(self.texts.evidence, {"section": str(number), "text": text}) for number, text in found]
         text = insert(self.texts.found, {"query": query.strip(), "text": self.texts.between.join(lines)})
@@ -212,23 +212,29 @@ class LeadPolicy(ToolAgentPolicy):
         template = self.reader_template(model.codec)
         spaced = model.codec.decode(template.pieces[template.slots.index("query")])[-1:].isspace()
         ids = model.codec.encode(query.strip() if spaced else f" {query.strip()}")
+        rule = {"grounded": self.grounded} if self.grounded != "off" else {}
         return await model.generate_all(
             [template.fill({"section": section, "query": ids}) for section in sections],
             name="note",
             max_tokens=self.reader_tokens,
             role=READER,
-            notes=[{"chunk": number} for number in range(len(sections))],
+            notes=[{"chunk": number} | rule for number in range(len(sections))],
         )
 
-    def _copied(self, reply: Completion, section: Sequence[int], model: Model) -> str:
-        """The evidence in a reader's reply; empty without any."""
+    def _copied(self, reply: Completion, section: Sequence[int], query: str, model: Model) -> str:
+        """The evidence in a reader's reply; empty without any, or for "none" with or without the query before it."""
         codec = model.codec
         written = without_thinking(reply.token_ids, codec, self.reader_template(codec).pieces[-1])
-        if codec.decode(written).strip().rstrip(".").casefold() in _UNKNOWN:
+        said = codec.decode(written).strip().rstrip(".").casefold()
+        if said.removeprefix(query.strip().casefold()).strip() in _UNKNOWN:
+            model.event(EmptyMemoryKept(), turn=reply.turn)
             return ""
         if self.grounded != "off":
             cut_off = reply.stop_reason is StopReason.LENGTH
-            written = sift(written, (section,), codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off).ids
+            left = sift(written, (section,), codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
+            if left.dropped:
+                model.event(left.event(), turn=reply.turn)
+            written = left.ids
         return codec.decode(written).strip()
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from palimpsest.errors import DataError
-from palimpsest.events import DocumentTruncated, EmptyMemoryKept, MemoryUngrounded
+from palimpsest.events import DocumentTruncated, EmptyMemoryKept
 from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
 from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
 from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, blocks, chosen
@@ -319,11 +319,9 @@ class OverwritePolicy(MemoryPolicy):
         if self.grounded == "off":
             return written
         left = sift(written, sources, model.codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
-        result = left.ids or memory
         if left.dropped or not left.ids:
-            units, reasons = zip(*left.dropped, strict=True) if left.dropped else ((), ())
-            model.event(MemoryUngrounded(units, reasons, tuple(result), changed=bool(left.ids)), turn=turn)
-        return result
+            model.event(left.event(memory), turn=turn)
+        return left.ids or memory
 
 
 class LongQuestion(DataError):

@@ -9,8 +9,8 @@ Source: PI-Mem (arXiv 2608.03048) and its code (docs/project/differences.md).
         memory  = model(question, memory, found)        # in rounds of at most `merge_tokens`
     answer = model(question, memory)                    # without the document
 
-A reply adds nothing if it is empty, says "none", has the tag `<check>no</check>`, or repeats sentences of the memory.
-A tag `<check>yes</check>` is removed. If the first pass finds one reply, it becomes the memory without a merge.
+A reply adds nothing if it is empty, says "none", has a tag `<check>no</check>`, or repeats sentences of the memory.
+Tags `<check>yes</check>` are removed. If the first pass finds one reply, it becomes the memory without a merge.
 
 `grounded` holds twice: a read admits units of its section and the memory, a merge units of its replies and the memory.
 
@@ -27,13 +27,13 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 from palimpsest.errors import ConfigError
-from palimpsest.events import MemoryWritten, PassEnded
+from palimpsest.events import EmptyMemoryKept, MemoryWritten, PassEnded
 from palimpsest.memory import overwrite
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
 from palimpsest.memory.parts.prompts import Layout, Slots, blocks, shared
 from palimpsest.memory.policy import Answered, Model, require_positive
 from palimpsest.text.codec import Codec
-from palimpsest.text.reply_tags import Cutter
+from palimpsest.text.reply_tags import Cutter, without_thinking
 from palimpsest.text.sentences import NUMBER, flat, sentences, stands_in
 from palimpsest.text.template import Template
 from palimpsest.types import Completion, Problem, Prompt
@@ -150,12 +150,16 @@ class ParallelPolicy(OverwritePolicy):
                 break
         return await self.answer(problem, {"memory": memory}, model)
 
+    @property
+    def _rule_note(self) -> dict[str, Any]:
+        return {"grounded": self.grounded} if self.grounded != "off" else {}
+
     async def read_all(
         self, chunks: Sequence[Sequence[int]], number: int, slots: Mapping[str, Sequence[int]], model: Model
     ) -> list[tuple[Completion, Sequence[int]]]:
         """[chunks] the replies of pass `number`, each with its chunk. `slots`: contents of the prompt's other slots."""
         template, _ = self.templates(model.codec)
-        notes: dict[str, Any] = {"reading": number} | ({"grounded": self.grounded} if self.grounded != "off" else {})
+        notes = {"reading": number} | self._rule_note
         replies = await model.generate_all(
             [template.fill({**slots, "section": chunk}) for chunk in chunks],
             name="note",
@@ -167,18 +171,19 @@ class ParallelPolicy(OverwritePolicy):
     def added(self, reply: Completion, sources: Sequence[Sequence[int]], known: str, model: Model) -> list[int]:
         """What a reply adds to the memory, whose flat text is `known`; empty if nothing."""
         codec = model.codec
-        before = self.templates(codec)[0].pieces[-1]
-        if _TAG.search(codec.decode(reply.token_ids)):
-            cutter = Cutter.of(reply.token_ids, codec, before)
-            tag = _TAG.search(cutter.text)
-            if tag and tag[1].casefold() == "no":
-                return []
-            if tag:
-                reply = replace(reply, token_ids=tuple(cutter.without([tag.span()])))
-        ids = self._next_memory([], reply, model, before, sources)
-        text = codec.decode(ids).strip()
-        says = [] if text == self.texts.empty_memory.strip() else sentences(text)
+        written = without_thinking(reply.token_ids, codec, self.templates(codec)[0].pieces[-1])
+        cutter = Cutter.of(written, codec)
+        tags = list(_TAG.finditer(cutter.text))
+        if any(tag[1].casefold() == "no" for tag in tags) or self._is_none(_TAG.sub("", cutter.text)):
+            model.event(EmptyMemoryKept(), turn=reply.turn)
+            return []
+        written = cutter.without([tag.span() for tag in tags]) if tags else written
+        ids = self._next_memory([], replace(reply, token_ids=tuple(written)), model, (), sources)
+        says = sentences(codec.decode(ids).strip())
         return ids if any(not stands_in(flat(one), known, NUMBER) for one in says) else []
+
+    def _is_none(self, text: str) -> bool:
+        return flat(text).strip(" -.") in ("", "none", flat(self.texts.empty_memory).strip(" -."))
 
     async def merge(
         self, found: list[list[int]], question: list[int], memory: list[int], written: bool, model: Model
@@ -193,7 +198,7 @@ class ParallelPolicy(OverwritePolicy):
                 [template.fill({**values, "replies": Prompt.joined(bundle)}) for bundle in bundles],
                 name="merge",
                 max_tokens=self.memory_tokens,
-                notes=[{"round": rounds, "bundle": number} for number in range(len(bundles))],
+                notes=[{"round": rounds, "bundle": number} | self._rule_note for number in range(len(bundles))],
             )
             pairs = zip(replies, bundles, strict=True)
             merged = [self._next_memory(memory, one, model, template.pieces[-1], bundle) for one, bundle in pairs]

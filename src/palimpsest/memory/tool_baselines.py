@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal
 
 from palimpsest.errors import DataError, ModelError
-from palimpsest.events import ExchangesDropped, MemoryUngrounded, SummedUp
+from palimpsest.events import ExchangesDropped, SummedUp
 from palimpsest.memory.parts import tool_agent
 from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
 from palimpsest.memory.parts.history import Exchange, History
@@ -155,8 +155,7 @@ class SummaryPolicy(WithSummary):
             left = sift(summary, sources, codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
             summary = left.ids or episode.summary
             if left.dropped:
-                units, why = zip(*left.dropped, strict=True)
-                episode.model.event(MemoryUngrounded(units, why, tuple(summary), changed=bool(left.ids)))
+                episode.model.event(left.event(episode.summary))
         episode.summary = summary
         return summary
 

@@ -6,11 +6,11 @@
 | key | meaning |
 |---|---|
 | tokens | mean length of the memories written |
-| truncated | share of reading turns whose reply exceeded its budget |
+| truncated | share of replies for a memory, merges included, that exceeded their budget |
 | overwrite_rate | share of memory tokens that changed from one memory to the next; 0 kept, 1 all new |
 | evidence_retention | share of the named evidence in the final memory, see below |
 | copy_fidelity | share of written sentences that are verbatim in the section or the previous memory |
-| dropped_share | share of written sentences that `grounded` dropped, if it is on |
+| dropped_share | share of written sentences, of reads and merges, that `grounded` dropped, if it is on |
 | recall_rate | share of reading turns that requested an earlier memory, if recall is on |
 | recall_hit_rate | share of these that retrieved a memory with a piece of the evidence |
 | malformed_rate | share of reading turns with an unreadable reply, for replies with a format |
@@ -49,7 +49,9 @@ def memory_metrics(group: Group, texts: GroupTexts) -> dict[str, float | None]:
     memories = [[reading.memory_after for reading in episode if reading.changed] for episode in episodes]
     return {
         "tokens": mean(float(len(memory.ids)) for episode in memories for memory in episode),
-        "truncated": mean(float(reading.turn.completion.stop_reason is StopReason.LENGTH) for reading in reads),
+        "truncated": mean(
+            float(turn.completion.stop_reason is StopReason.LENGTH) for reading in reads for turn in reading.writers
+        ),
         "overwrite_rate": mean(changed_share(a.ids, b.ids) for episode in memories for a, b in pairwise(episode)),
         "evidence_retention": mean(
             evidence_retention(group.problem, episode[-1].memory_after.text) for episode in episodes if episode
@@ -102,7 +104,7 @@ def dropped_share(reads: Iterable[ReadingTurn]) -> float | None:
     for reading in reads:
         if reading.turn.notes.get("grounded") and not reading.substituted:
             out = sum(len(sentences(unit)) for unit in reading.dropped)
-            remaining = len(reading.memory_after.sentences) if reading.changed else 0
+            remaining = sum(len(text.sentences) for text in reading.kept)
             dropped, total = dropped + out, total + out + remaining
     return dropped / total if total else None
 

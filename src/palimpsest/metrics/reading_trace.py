@@ -150,8 +150,13 @@ class ReadingTurn:
     """Reason why its reply is unreadable."""
     sources_named: bool = False
     """True if the event of its memory names the turns of its sources."""
+    writers: tuple[Turn, ...] = ()
+    """Turns whose replies its memory is made of: those that its event names and no earlier event does, and the merges
+    after them; otherwise the turn alone."""
+    kept: tuple[Text, ...] = ()
+    """What the writers wrote and the grounding rule kept."""
     dropped: tuple[str, ...] = ()
-    """Units of its reply that the grounding rule dropped."""
+    """Units of the writers' replies that the grounding rule dropped."""
     substituted: bool = False
     """True if `palimpsest replay --memory` replaced the agent's reply."""
 
@@ -169,12 +174,16 @@ def readings(trajectory: Trajectory, texts: GroupTexts) -> list[ReadingTurn]:
     memories = _later_memories(trajectory.turns)
     turns = {turn.step: turn for turn in trajectory.turns}
     by_event = any(event.sources for event in of_type(trajectory.events, MemoryWritten))
+    events_of = {turn.step: events for turn, events in zip(trajectory.turns, after, strict=True)}
     result: list[ReadingTurn] = []
+    named = set[int]()
     before, recalled, replayed = _NOTHING, _NOTHING, replayed_turn(trajectory)
     for number, (turn, events, later) in enumerate(zip(trajectory.turns, after, memories, strict=True)):
         if not (of_type(events, MemoryWritten) if by_event else _reads(turn, events, later)):
             continue
         reading = _reading(turn, events, later, before, recalled, texts, turns)
+        if written := [event for event in of_type(events, MemoryWritten) if event.sources]:
+            reading = _of_writers(reading, written[-1], named, turns, events_of, texts)
         result.append(replace(reading, substituted=True) if number == replayed else reading)
         before, recalled = result[-1].memory_after, texts.decoded(result[-1].recall_result)
     return result
@@ -312,7 +321,47 @@ def _reading(
         query=None if looked_up is None else looked_up.query,
         recall_result=str((looked_up.text if looked_up else None) or ""),
         malformed=None if malformed is None else malformed.reason,
-        dropped=tuple(unit for event in of_type(events, MemoryUngrounded) for unit in event.dropped),
+        writers=(turn,),
+        kept=(after,) if changed else (),
+        dropped=_dropped(events),
+    )
+
+
+def _dropped(events: Sequence[Event]) -> tuple[str, ...]:
+    return tuple(unit for event in of_type(events, MemoryUngrounded) for unit in event.dropped)
+
+
+def _of_writers(
+    reading: ReadingTurn,
+    written: MemoryWritten,
+    named: set[int],
+    turns: Mapping[int, Turn],
+    events: Mapping[int, Sequence[Event]],
+    texts: GroupTexts,
+) -> ReadingTurn:
+    """`reading` with its writers. `named`: sources of earlier events, to which its own are added."""
+    new = [step for step in written.sources if step in turns and step not in named]
+    named.update(written.sources)
+    merges = range(max(new, default=reading.turn.step) + 1, reading.turn.step + 1)
+    writers = [turns[step] for step in (*new, *merges)]
+    kept = (_kept(one, events[one.step], texts) for one in writers)
+    dropped = tuple(unit for one in writers for unit in _dropped(events[one.step]))
+    return replace(reading, writers=tuple(writers), kept=tuple(text for text in kept if text), dropped=dropped)
+
+
+def _kept(turn: Turn, events: Sequence[Event], texts: GroupTexts) -> Text | None:
+    """What the grounding rule kept of a reply; None if it added nothing."""
+    if _last(events, EmptyMemoryKept):
+        return None
+    if (rule := _last(events, MemoryUngrounded)) is not None:
+        return texts.of(rule.token_ids) if rule.changed else None
+    return texts.of(_reply(turn, texts.codec))
+
+
+def _reply(turn: Turn, codec: Codec) -> tuple[int, ...]:
+    sampled = turn.completion.token_ids
+    return (
+        codec.strip_stop(sampled) if codec.thinking_ids.isdisjoint(sampled) else tuple(without_thinking(sampled, codec))
     )
 
 
@@ -331,12 +380,13 @@ def _after(
     dropped = _last(events, MemoryUngrounded)
     if dropped is not None:
         return texts.of(dropped.token_ids), dropped.changed
-    sampled = turn.completion.token_ids
-    reply = texts.codec.strip_stop(sampled)
-    if not texts.codec.thinking_ids.isdisjoint(sampled):
-        reply = tuple(without_thinking(sampled, texts.codec))
+    reply = _reply(turn, texts.codec)
     ids = reply if later is None else later
     return texts.of(ids), ids == reply or ids != before.ids
+
+
+_ASKED = ("question", "query")
+"""Pieces of a prompt that are no source of a memory."""
 
 
 def _sources(turn: Turn, before: Text, recalled: Text, texts: GroupTexts) -> Iterator[Text]:
@@ -344,7 +394,7 @@ def _sources(turn: Turn, before: Text, recalled: Text, texts: GroupTexts) -> Ite
     yield from (
         text for name, text in recorded.items() if name not in turn.spans
     )  # in old records, only events contain these
-    pieces = sorted((end - start, start, name) for name, (start, end) in turn.spans.items() if name != "question")
+    pieces = sorted((end - start, start, name) for name, (start, end) in turn.spans.items() if name not in _ASKED)
     for length, start, _ in pieces:
         ids = turn.prompt_ids[start : start + length]
         yield before if ids == before.ids else texts.of(ids)

@@ -65,7 +65,7 @@ class Evaluator:
         await start_servers(self.engine)
         episodes, opened, roles = self._episodes(out, on_warning), None, self.roles
         if roles is None:
-            roles = opened = await asyncio.to_thread(open_roles, self.config, self.engine.codec)
+            roles = opened = await asyncio.to_thread(open_roles, self.config, self.engine.codec, self.engine.sampler)
         arena = Arena(
             sampler=self.engine.sampler,
             codec=self.engine.codec,

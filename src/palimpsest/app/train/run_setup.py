@@ -87,7 +87,7 @@ def open_setup(config: RunConfig, out: Path) -> Setup:
     check_models(config)
     inputs = Inputs.of(config)
     engine = open_engine(config, objective="policy", folder=out)
-    roles, limits = open_roles(config, engine.codec), engine.limits
+    roles, limits = open_roles(config, engine.codec, engine.sampler), engine.limits
     contents = inputs.admitted(config, engine.codec, limits.max_context, limits.note)
     return Setup(inputs.policy, inputs.source, inputs.held_out, inputs.skipped, engine, roles, contents)
 

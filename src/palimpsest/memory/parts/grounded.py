@@ -52,6 +52,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from palimpsest.events import MemoryUngrounded
 from palimpsest.memory.parts.sentence_match import Match, Mismatch, SentenceSource, UnitWords, read_source
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import Cutter
@@ -189,6 +190,11 @@ class Sifted:
     """[T] the retained units; empty without one."""
     dropped: tuple[tuple[str, str], ...] = ()
     """(unit, reason) of each dropped unit."""
+
+    def event(self, memory: Sequence[int] = ()) -> MemoryUngrounded:
+        """Its record. `memory`: [T] what remains if no unit is retained."""
+        units, reasons = zip(*self.dropped, strict=True) if self.dropped else ((), ())
+        return MemoryUngrounded(units, reasons, tuple(self.ids or memory), changed=bool(self.ids))
 
 
 def sift(

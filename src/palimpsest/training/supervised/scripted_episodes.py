@@ -28,8 +28,8 @@ action and the model's whole window, or summaries. Outcomes are not checked.
 Examples of a lead and its readers are episodes on synthetic documents. The script knows neither the right name
 nor when to stop:
 
-    query     any name in the prompt, of the question or of a result, mostly a new one; another with probability
-              `ASKS_ON`
+    query     any name of the question, or a sentence of a result and the name that it ends with, mostly a new one;
+              another with probability `ASKS_ON`; without the sentence in formats that admit no text before a call
     reader    all sentences of its section about that name, in order; "NAME none" without any, which the rule
               `grounded` drops (a copy after the name is easier to learn than a decision before it)
     answer    the evidence in the prompt and the answer, if all of it is there; otherwise "unknown"
@@ -63,7 +63,7 @@ from palimpsest.memory.tool_baselines import SummaryPolicy
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.text.sentences import sentences
-from palimpsest.text.tool_calls import calls_text
+from palimpsest.text.tool_calls import calls_text, find_calls
 from palimpsest.training.supervised.lessons import UNKNOWN, taught_by
 from palimpsest.types import Completion, Problem, StopReason, Trajectory, Turn, spans_of
 
@@ -384,13 +384,18 @@ class LeadAndReaders(Script):
             said = [one for one in _SENTENCE.findall(section.removeprefix("-")) if one.split()[0] == query.strip()]
             return self.codec.encode("".join(said) or f"{query} none")
         prompt = self.codec.decode(prompt_ids)
-        names = sorted({one for one in _NAME.findall(prompt) if one in _PEOPLE})
         if len(self.queries) < self.policy.max_turns - 1 and (not self.queries or self.rng.random() < ASKS_ON):
-            other = [one for one in names if one not in self.queries]
-            query = self.rng.choice(other if other and self.rng.random() < ASKS_OTHER else names)
+            named = {one: "" for one in _NAME.findall(self.problem.question) if one in _PEOPLE}
+            for fact in _SENTENCE.findall(prompt) if self.queries else ():
+                if (name := fact.rstrip(".").split()[-1]) in _PEOPLE:
+                    named.setdefault(name, fact)
+            other = [one for one in named if one not in self.queries]
+            query = self.rng.choice(other if other and self.rng.random() < ASKS_OTHER else list(named))
             self.queries.append(query)
-            calls = [(self.policy.texts.tool, {"query": f" {query}"})]
-            return self.codec.encode_trusted(calls_text(calls, self.policy.style(self.codec)))
+            style = self.policy.style(self.codec)
+            call = calls_text([(self.policy.texts.tool, {"query": f" {query}"})], style)
+            reasoned = f"{named[query]}{call}"
+            return self.codec.encode_trusted(reasoned if find_calls(reasoned, style) else call)
         held = [fact for fact in self.problem.metadata["evidence"] if fact in prompt]
         known = len(held) == len(self.problem.metadata["evidence"])
         notes_text = "".join(f" {fact}" for fact in held) or f" {UNKNOWN}."

@@ -156,7 +156,7 @@ _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     ),
     MemoryCut: lambda it: f"the memory budget cut {it.tokens} tokens to {it.kept}",
     MemoryUngrounded: _ungrounded,
-    EmptyMemoryKept: lambda it: "empty reply: the memory stays unchanged",
+    EmptyMemoryKept: lambda it: "nothing written: the memory stays unchanged",
     ReplyMalformed: lambda it: f"unreadable reply: {it.reason}{'; its text became the memory' if it.accepted else ''}",
     Recalled: _recalled,
     PastShown: lambda it: f"the next prompt contains the memory after section {ordinal(it.chunk)}",

@@ -7,15 +7,15 @@ is no barrier between turns, episodes or groups.
 Guaranteed: a step's contents depend only on earlier requests, never on events during its computation, so the same
 episodes give the same bytes; a failure of one request fails only that request; every caller gets an answer after any
 error. A batch never depends on the previous one: the cache is cleared when nothing is in flight.
-Not covered: episodes that also wait for something other than this sampler (a judge, a clock): the step of their next
-request varies.
+Samplers with the same `turns` step one after the other, so this also holds for episodes that wait for several of them.
+Not covered: episodes that also wait for something else (a judge, a clock): the step of their next request varies.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -29,11 +29,12 @@ from palimpsest.engines.embedded.sampling.continuous_batch import (
     Request,
     Stepped,
 )
-from palimpsest.engines.protocol import CompletionDelta, SamplerStats, check_prompt
+from palimpsest.engines.protocol import CompletionDelta, SamplerStats, Turns, check_prompt
 from palimpsest.errors import PalimpsestError, SamplerError
 from palimpsest.types import Completion, SamplingParams
 
 _SETTLE = 3  # a finished future, its episode and its wrapper each take a turn of the loop
+_SETTLE_ROLES = 16  # a reply of a role passes more tasks (agents/roles.py, `generate_all`)
 
 
 @dataclass(slots=True)
@@ -77,6 +78,8 @@ class BatchSampler:
         self._driver: asyncio.Task[None] | None = None
         self._failed = self._cancelled = 0
         self._closed = False
+        self.turns: Turns | None = None
+        """Shared with other samplers of the same episodes."""
 
     @property
     def version(self) -> int:
@@ -164,15 +167,8 @@ class BatchSampler:
         """Step until nothing is waiting or in flight."""
         try:
             while self._callers:
-                dropped = {request for request, caller in self._callers.items() if caller.future.done()}
-                arrivals = [request for request in self._incoming if request not in dropped]
-                self._incoming = []
-                for request in dropped:
-                    del self._callers[request]
-                self._cancelled += len(dropped)
-                self._deliver(await self._thread.run(self._batch.step, arrivals, dropped))
-                for _ in range(_SETTLE):
-                    await asyncio.sleep(0)
+                async with self.turns.lock() if self.turns else nullcontext():
+                    await self._one_step()
         except Exception as error:  # noqa: BLE001 - border: every caller gets an answer after any error
             reason = "the engine was closed" if self._closed else f"sampling failed: {type(error).__name__}: {error}"
             self._fail_all(error if isinstance(error, PalimpsestError) else SamplerError(reason))
@@ -181,6 +177,17 @@ class BatchSampler:
             self._forget()
             raise
         self._forget()  # not in a `finally`: an abandoned task is destroyed at any later time
+
+    async def _one_step(self) -> None:
+        dropped = {request for request, caller in self._callers.items() if caller.future.done()}
+        arrivals = [request for request in self._incoming if request not in dropped]
+        self._incoming = []
+        for request in dropped:
+            del self._callers[request]
+        self._cancelled += len(dropped)
+        self._deliver(await self._thread.run(self._batch.step, arrivals, dropped))
+        for _ in range(_SETTLE_ROLES if self.turns else _SETTLE):
+            await asyncio.sleep(0)
 
     def _stop(self, driver: asyncio.Task[None]) -> None:
         """Cancel `driver` and, since a task cancelled before its start notifies no one, the callers."""
