@@ -169,7 +169,11 @@ def test_a_run_with_a_role_writes_the_same_bytes_however_long_steps_take(
     rng, post = random.Random(0), ComputeThread.post
 
     def late(self: ComputeThread, call: Any, *args: Any) -> Any:
-        return post(self, lambda: (time.sleep(rng.random() * 0.01), call(*args))[1])
+        def slept() -> Any:
+            time.sleep(rng.random() * 0.01)
+            return call(*args)
+
+        return post(self, slept)
 
     monkeypatch.setattr(ComputeThread, "post", late)
     train("lead-quickstart", settings, out=tmp_path / "uneven", quiet=True)

@@ -200,6 +200,37 @@ def test_no_text_of_a_tool_can_pose_as_a_block() -> None:
     assert "[b]" not in script.text(1)
 
 
+@pytest.mark.parametrize("forged", ["[[block 1] x", "[[[[block 1] [[block 2] x", "[block [block 1] x"])
+def test_a_broken_header_leaves_no_other_one(forged: str) -> None:
+    policy = EditPolicy(**{**SMALL, "prompts": NUMBERED})
+    assert policy.shown("7", forged).count("[block ") - policy.shown("7", forged).count("[block block") == 1
+
+
+def test_keep_stores_the_characters_of_the_block_and_not_its_header() -> None:
+    options = {"prompts": NUMBERED}
+    replies = [search("Alice"), call("keep", block="1", text="[block 1] ALICE \n\n\n drinks"), FINAL]
+    _, script, (edit,) = edited(replies, **options)
+    assert "[block 1] Alice drinks<" in script.text(2)
+    assert edit.verb == "keep"
+
+
+def test_notes_of_one_reply_are_all_in_the_memory() -> None:
+    two = "\n".join(call("note", text=text) for text in ("one", "two"))
+    _, _, edits = edited([search("Alice"), two, f"{call('note', text='three')}\n{call('compact', text='four')}", FINAL])
+    assert [edit.memory for edit in edits] == ["one", "one\ntwo", "three", "three\nfour"]
+
+
+def test_a_notice_is_on_the_last_result_that_is_left() -> None:
+    options = {"prompts": NUMBERED, "context_tokens": 260, "turn_tokens": 60}
+    reply = f"{search('Bob')}\n{call('drop', blocks=['1'])}"
+    _, script, _ = edited([search("Alice"), search("Alice"), reply, FINAL], **options)
+    assert script.text(3).rstrip().count("[context: ") >= 1
+    for context in range(200, 330, 7):
+        options = {"prompts": NUMBERED, "context_tokens": context, "turn_tokens": 40, "reserve_tokens": 6}
+        trajectory, _, _ = edited([search("Alice"), search("Bob"), FINAL], **options)
+        assert all(len(turn.prompt_ids) + 6 <= context for turn in trajectory.turns)
+
+
 def test_an_episode_without_room_for_its_first_results_ends() -> None:
     long = [{"id": "0", "title": "", "text": "Alice drinks tea. " * 60}]
     options = {"context_tokens": 300, "turn_tokens": 60, "verbs": ()}
@@ -218,6 +249,9 @@ def test_the_contract_holds_with_all_verbs() -> None:
     [
         ({"verbs": ("forget",)}, "policy.options.verbs"),
         ({"rollbacks": 0}, "policy.options.rollbacks"),
+        ({"verbs": ("drop", "drop")}, "policy.options.verbs"),
+        ({"reserve_tokens": 10**6}, "policy.options.reserve_tokens"),
+        ({"prompts": {**NUMBERED, "result": "{id}: {text}"}}, "policy.options.prompts.result"),
     ],
 )
 def test_bad_options_of_the_editing_agent_name_their_key(options: dict[str, Any], key: str) -> None:

@@ -116,6 +116,11 @@ def test_a_query_is_no_source_of_evidence() -> None:
     assert copy_fidelity(readings(trajectory, GroupTexts(base_codec()))) == 0.0
 
 
+def test_a_reader_may_copy_the_query() -> None:
+    _, lead, _ = led([ask("Ann trusts Bob."), FINAL], reader=" Ann trusts Bob.", grounded="verbatim")
+    assert "Ann trusts Bob." in lead.text(1).split("<|im_start|>tool")[1]
+
+
 def test_what_readers_drop_and_cut_is_counted_once() -> None:
     def reader(prompt: str) -> str:
         return " Ann none" if "Bob" not in prompt.split("Name:")[0] else " Ann trusts Bob. Ann flies."

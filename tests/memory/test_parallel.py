@@ -79,6 +79,11 @@ def test_an_initial_memory_is_merged_with_the_first_reply(tiny_codec: Any) -> No
     assert "Memory:both" in script.text(5)
 
 
+def test_words_of_the_text_for_no_memory_repeat_nothing(tiny_codec: Any) -> None:
+    trajectory, _ = play(tiny_codec, ["No", "", "", "", "no"], prompts="standard", question_tokens=200, passes=1)
+    assert memories(trajectory) == [("No", True)]
+
+
 def test_a_reply_that_repeats_the_memory_adds_nothing(tiny_codec: Any) -> None:
     replies = ["", "", "Anna is blue.", "", " anna is blue.", "", "", "", "Anna"]
     trajectory, _ = play(tiny_codec, replies)
@@ -159,7 +164,7 @@ def test_a_round_of_merges_without_any_text_keeps_the_memory(tiny_codec: Any) ->
     found = ["note a", "note b", "note c", "note d"]
     problem = Problem("p", "Who?", ("x",), DOCUMENT, memory="old")
     trajectory, _ = play(tiny_codec, [*found, "", "", "x"], problem, **two_a_merge(tiny_codec, found))
-    assert memories(trajectory) == [("old", True)]
+    assert memories(trajectory) == [("old", False)]
 
 
 def test_an_empty_merge_empties_the_memory_unless_it_is_kept(tiny_codec: Any) -> None:

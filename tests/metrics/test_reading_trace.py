@@ -13,7 +13,8 @@ from palimpsest.config.schema import SamplingConfig
 from palimpsest.events import Event, MemoryWritten
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.metrics.memory_metrics import memory_metrics, unsupported
-from palimpsest.metrics.reading_trace import RUN, GroupTexts, ReadingTurn, Text, last_memory, origins, readings
+from palimpsest.metrics.reading_trace import GroupTexts, ReadingTurn, Text, last_memory, readings
+from palimpsest.metrics.sentence_origins import RUN, origins
 from palimpsest.rollout.episode import play
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
 from support.fakes import LetterCodec, SeedSampler

@@ -10,7 +10,8 @@ from typing import Any
 from palimpsest.config.schema import RunConfig
 from palimpsest.data.files.text_files import TextDocument
 from palimpsest.events import DocumentTruncated, MemoryUngrounded, of_type
-from palimpsest.metrics.reading_trace import GroupTexts, last_memory, memories, origins, readings
+from palimpsest.metrics.reading_trace import GroupTexts, last_memory, memories, readings
+from palimpsest.metrics.sentence_origins import origins
 from palimpsest.rollout.episode import failure
 from palimpsest.text.answers import extract, final_answer
 from palimpsest.text.codec import Codec

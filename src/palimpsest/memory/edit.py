@@ -130,6 +130,15 @@ class EditPolicy(ToolAgentPolicy):
         if unknown := next((verb for verb in self.verbs if verb not in VERBS), None):
             hint = f"choose from {', '.join(VERBS)}{nearest(unknown, VERBS)}"
             raise ConfigError(hint, key="policy.options.verbs", value=unknown)
+        if len(set(self.verbs)) < len(self.verbs):
+            raise ConfigError("name each verb once", key="policy.options.verbs", value=list(self.verbs))
+        if self.reserve >= self.context_tokens:
+            message = f"must be less than context_tokens={self.context_tokens}"
+            raise ConfigError(message, key="policy.options.reserve_tokens", value=self.reserve)
+        head, _, tail = self._header("\0").partition("\0")
+        if not (head and tail):
+            message = "put characters before and after {id}, such as [{id}]: they tell a block from other text"
+            raise ConfigError(message, key="policy.options.prompts.result", value=self.texts.result)
         if taken := next((tool.spec.name for tool in self.built if tool.spec.name in self.verbs), None):
             raise ConfigError(f"can't have {taken}, which is a verb; rename yours", key="policy.options.tools")
 
@@ -147,11 +156,19 @@ class EditPolicy(ToolAgentPolicy):
     def result_id(self, problem: Problem, number: int) -> str:
         return ToolAgentPolicy.result_id(self, problem, number) if self.texts.short_ids else str(number + 1)
 
+    @property
+    def reserve(self) -> int:
+        """Tokens that results must leave."""
+        return self.reserve_tokens or self.turn_tokens
+
+    def _header(self, result_id: str) -> str:
+        return insert(self.texts.result, {"id": result_id, "text": ""}).strip()
+
     def shown(self, result_id: str, text: str) -> str:
         """A result as the model sees it; headers in its text are broken."""
-        before = insert(self.texts.result, {"id": "\0", "text": ""}).strip()
-        header = re.escape(before).replace(re.escape("\0"), r"\w+")
-        return ToolAgentPolicy.shown(self, result_id, re.sub(header, lambda match: match[0][1:], text))
+        first, rest = (re.escape(part) for part in (self._header("\0")[0], self._header("\0")[1:]))
+        forged = f"{first}+({rest})".replace(re.escape("\0"), r"\w+")
+        return ToolAgentPolicy.shown(self, result_id, re.sub(forged, lambda match: match[1], text))
 
     # --- edits ---------------------------------------------------------------------------------------------------
 
@@ -182,22 +199,32 @@ class EditPolicy(ToolAgentPolicy):
         if not arguments["text"].strip():
             return "text is empty: write down what to remember"
         if call.name == "keep":
-            (block,) = [one for one in episode.history.results() if one.id == arguments["block"]]
-            text = flat(episode.model.codec.decode(block.ids, control=False))
-            fits = stands_in(flat(arguments["text"]), text, NUMBER)
-            return None if fits else f"text is not a part of block {block.id}: copy it word for word"
+            fits = self._part(episode, arguments["block"], arguments["text"])
+            return None if fits else f"text is not a part of block {arguments['block']}: copy it word for word"
         return ungrounded_note(episode, arguments["text"], self.grounded, self.unit)
+
+    def _part(self, episode: ToolEpisode, block: str, text: str) -> str:
+        """The block's own characters for `text`, without header, after the text's first space; empty without any."""
+        (ids,) = [one.ids for one in episode.history.results() if one.id == block]
+        body = episode.model.codec.decode(ids, control=False).removeprefix(self._header(block))
+        words = text.removeprefix(self._header(block)).split()
+        if not words or not stands_in(flat(" ".join(words)), flat(body), NUMBER):
+            return ""
+        found = re.search(r"(?<!\w)" + r"\s+".join(map(re.escape, words)) + r"(?!\w)", body, re.IGNORECASE)
+        return ("" if text[:1].strip() else text[:1]) + found[0] if found else ""
 
     def _apply(self, episode: ToolEpisode, call: ToolCall) -> None:
         history, codec = episode.history, episode.model.codec
         if call.name == "keep":
             block = call.arguments["block"]
-            ids = tuple(codec.encode(self.shown(block, call.arguments["text"])))
-            episode.history = history.with_result(block, ids)
+            part = self._part(episode, block, call.arguments["text"])
+            episode.history = history.with_result(block, tuple(codec.encode(self.shown(block, part))))
         elif call.name == "compact":
             episode.history = replace(history, exchanges=())
         elif call.name != "note":
             episode.history = history.without(call.arguments["blocks"], codec)
+        for gone in {*history.result_ids()} - {*episode.history.result_ids()}:
+            episode.notes.pop(gone, None)
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
         if not self._edits(call) or answer.error not in (None, _REFUSED):
@@ -208,8 +235,7 @@ class EditPolicy(ToolAgentPolicy):
         episode.prunes += 1
         if call.name != "keep":
             episode.notes[about["id"]] = call.arguments.get("text", "")
-        there = {*episode.history.result_ids(), about["id"]}
-        memory = "\n".join(note for one, note in episode.notes.items() if one in there and note)
+        memory = "\n".join(note for note in episode.notes.values() if note)
         deleted = tuple(_blocks_of(call)) if call.name in ("drop", "merge") else ()
         left, tokens = len(episode.history.ids()), episode.tokens_of(call)
         episode.model.event(Pruned(about["id"], deleted, memory, left, verb=call.name, tokens=tokens))
@@ -240,7 +266,7 @@ class EditPolicy(ToolAgentPolicy):
 
     def _roll_back(self, episode: ToolEpisode, calls: Sequence[Found]) -> None:
         """Take back the results of the latest reply if they leave no room for a turn."""
-        full = len(episode.history.ids()) + (self.reserve_tokens or self.turn_tokens) > self.context_tokens
+        full = len(episode.history.ids()) + self.reserve > self.context_tokens
         last = episode.history.exchanges[-1].results
         brought = [one.id for one, call in zip(last, calls, strict=True) if not self._edits(call)]
         if not (full and brought and episode.rollbacks < self.rollbacks):
@@ -260,9 +286,11 @@ class EditPolicy(ToolAgentPolicy):
         if level > episode.level and self.texts.notice:
             values = {"percent": percent, "used": used, "limit": self.context_tokens}
             text = insert(self.texts.notice, {name: str(value) for name, value in values.items()})
-            latest = episode.history.exchanges[-1].results[-1]
-            ids = (*latest.ids, *episode.model.codec.encode(text))
-            episode.history = episode.history.with_result(latest.id, ids)
+            added = episode.model.codec.encode(text)
+            if used + len(added) + self.reserve > self.context_tokens:
+                return
+            latest = episode.history.exchanges[-1].shown[1][-1]
+            episode.history = episode.history.with_result(latest.id, (*latest.ids, *added))
         episode.level = level
 
 

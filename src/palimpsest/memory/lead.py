@@ -226,7 +226,7 @@ class LeadPolicy(ToolAgentPolicy):
         codec = model.codec
         written = without_thinking(reply.token_ids, codec, self.reader_template(codec).pieces[-1])
         said = codec.decode(written).strip().rstrip(".").casefold()
-        if said.removeprefix(query.strip().casefold()).strip() in _UNKNOWN:
+        if said in _UNKNOWN or said.removeprefix(query.strip().casefold()).strip() in _UNKNOWN - {""}:
             model.event(EmptyMemoryKept(), turn=reply.turn)
             return ""
         if self.grounded != "off":

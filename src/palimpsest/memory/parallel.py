@@ -136,16 +136,16 @@ class ParallelPolicy(OverwritePolicy):
         chunks, written = self.document_chunks(document, model), bool(problem.memory)
         for number in range(self.passes):
             replies = await self.read_all(chunks, number, {"question": question, "memory": memory}, model)
-            known = flat(model.codec.decode(memory))
+            known, before = flat(model.codec.decode(memory)) if written else "", memory
             added = (self.added(reply, (chunk, memory), known, model) for reply, chunk in replies)
             found = [ids for ids in added if ids]
             if found:
                 memory = await self.merge(found, question, memory, written, model)
             sources = tuple(reply.turn for reply, _ in replies if reply.turn is not None)
             text = model.codec.decode(memory)
-            model.event(MemoryWritten(tuple(memory), text, changed=bool(found), sources=sources))
+            model.event(MemoryWritten(tuple(memory), text, changed=memory != before, sources=sources))
             model.event(PassEnded(number, self.passes, len(chunks), len(found)))
-            written = written or bool(found)
+            written = written or memory != before
             if not found:
                 break
         return await self.answer(problem, {"memory": memory}, model)
