@@ -261,8 +261,7 @@ async def test_a_run_to_its_end_agrees_with_its_servers_and_leaves_nothing(
 async def test_a_lead_trains_on_one_server_with_its_readers_on_another(tmp_path: Path) -> None:
     out, reader = tmp_path / "run", named("embedded-lead")
     with serving(Path(reader), 1024, tmp_path / "readers.log") as url:
-        role = (f"roles.reader.url={url}", f"roles.reader.model={reader}")
-        process = train("lead-quickstart", out, 3, *role, "policy.options.call_style=llama3")
+        process = train("lead-quickstart", out, 3, f"roles.reader.url={url}", f"roles.reader.model={reader}")
         _, output = process.communicate()
     assert process.returncode == 0, output
     assert 0 <= max(gaps_of(out)) < GAP

@@ -30,8 +30,8 @@ nor when to stop:
 
     query     any name of the question, or a sentence of a result and the name that it ends with, mostly a new one;
               another with probability `ASKS_ON`; without the sentence in formats that admit no text before a call
-    reader    all sentences of its section about that name, in order; "NAME none" without any, which the rule
-              `grounded` drops (a copy after the name is easier to learn than a decision before it)
+    reader    all sentences of its section about that name, in order; "NAME none" without any (a copy after the name
+              is easier to learn than a decision before it)
     answer    the evidence in the prompt and the answer, if all of it is there; otherwise "unknown"
 
 Guaranteed: an example is a pure function of (seed, index), the policy and the problem.
@@ -347,9 +347,9 @@ class Teacher(Script):
 # ---- SFT examples for a lead and its readers -----------------------------------------------------------------
 
 
-ASKS_ON = 0.6  # probability of another query
+ASKS_ON = 0.75  # probability of another query
 ASKS_OTHER = 0.8  # probability that it is a name that was not asked for
-MOST_SECTIONS = 8
+MOST_SECTIONS = 6
 MOST_NEAR_MISSES = 32
 
 _NAME = re.compile(r"\b[A-Z][a-z]+\b")
