@@ -44,8 +44,8 @@ class OpenRoles:
             await engine.close()
 
 
-def open_roles(config: RunConfig, codec: Codec, beside: Sampler | None = None) -> OpenRoles:
-    """The roles under `roles`; `codec` is that of the run's model, `beside` its sampler."""
+def open_roles(config: RunConfig, codec: Codec, main: Sampler | None = None) -> OpenRoles:
+    """The roles under `roles`. `codec` and `main`: tokenizer and sampler of the run's model."""
     samplers, engines = dict[str, Role](), list[Engine]()
     for name, role in config.roles.items():
         sampler: Sampler | None = None
@@ -62,10 +62,11 @@ def open_roles(config: RunConfig, codec: Codec, beside: Sampler | None = None) -
             _check_tokenizer(name, role.model, engine.codec, codec)
             sampler = FrozenSampler(engine.sampler)
         samplers[name] = Role(sampler, role.temperature, role.max_tokens)
-    turns, all_samplers = Turns(), list[Any]([beside, *(engine.sampler for engine in engines)])
-    for each in all_samplers if engines else ():
-        if hasattr(each, "turns"):
-            each.turns = turns
+    if engines:
+        turns, serving = Turns(), list[Any]([main, *(engine.sampler for engine in engines)])
+        for each in serving:
+            if hasattr(each, "turns"):
+                each.turns = turns
     return OpenRoles(samplers, tuple(engines))
 
 

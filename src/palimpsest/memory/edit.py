@@ -166,8 +166,8 @@ class EditPolicy(ToolAgentPolicy):
 
     def shown(self, result_id: str, text: str) -> str:
         """A result as the model sees it; headers in its text are broken."""
-        first, rest = (re.escape(part) for part in (self._header("\0")[0], self._header("\0")[1:]))
-        forged = f"{first}+({rest})".replace(re.escape("\0"), r"\w+")
+        header = self._header("\0")
+        forged = f"{re.escape(header[0])}+({re.escape(header[1:])})".replace(re.escape("\0"), r"\w+")
         return ToolAgentPolicy.shown(self, result_id, re.sub(forged, lambda match: match[1], text))
 
     # --- edits ---------------------------------------------------------------------------------------------------
