@@ -25,7 +25,7 @@ from palimpsest.config.engine import EndpointEngineConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.engines.open import open_engine
 from palimpsest.engines.protocol import CompletionDelta, Engine, Sampler, SamplerStats, Turns
-from palimpsest.errors import ConfigError, ModelError
+from palimpsest.errors import ConfigError, EngineError, ModelError
 from palimpsest.rollout.episode import Role, Roles
 from palimpsest.rollout.token_costs import AGENT
 from palimpsest.text.codec import Codec
@@ -56,7 +56,7 @@ def open_roles(config: RunConfig, codec: Codec, main: Sampler | None = None) -> 
         if role.model is not None:
             try:
                 engine = open_engine(_with_model(config, role.model, role.url), objective=None)
-            except (ConfigError, ModelError) as error:
+            except (ConfigError, EngineError, ModelError) as error:
                 raise type(error)(str(error).replace("engine.url (--base-url)", f"roles.{name}.url")) from None
             engines.append(engine)
             _check_tokenizer(name, role.model, engine.codec, codec)
