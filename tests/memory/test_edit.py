@@ -10,7 +10,8 @@ import pytest
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
 from palimpsest.events import Pruned, PruneRefused, RolledBack, ToolFailed, of_type
-from palimpsest.memory.edit import STANDARD, EditPolicy
+from palimpsest.memory.edit import EditPolicy
+from palimpsest.memory.parts.edit_texts import STANDARD
 from palimpsest.memory.parts.prompts import shared
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy_check import check_policy

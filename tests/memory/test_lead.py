@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,20 @@ def test_evidence_is_a_memory_whose_sources_are_all_readers() -> None:
     assert (second.text, second.sources) == (first.text + "\nBob drinks tea.", (1, 2, 3, 5, 6, 7))
     assert copy_fidelity(readings(trajectory, GroupTexts(base_codec()))) == 1.0
     assert [event.tool for event in of_type(trajectory.events, ToolCalled)] == ["search"] * 2
+
+
+def test_a_sentence_that_several_sections_hold_is_shown_once() -> None:
+    twice = DOCUMENT + "- Ann trusts Bob. Ann keeps owls.\n- Ann  eats figs.\n"
+    trajectory, lead, _ = led([ask("Ann"), FINAL], replace(PROBLEM, context=twice))
+    assert "Ann: Ann trusts Bob. Ann eats figs. Ann keeps owls.<|im_end|>" in lead.text(1)
+    (memory,) = of_type(trajectory.events, MemoryWritten)
+    assert memory.text == "Ann trusts Bob. Ann eats figs.\nAnn keeps owls."
+
+
+def test_evidence_that_a_result_lost_to_its_limit_is_no_memory() -> None:
+    trajectory, lead, _ = led([ask("Ann", "Bob"), FINAL], tool_chars=20)
+    assert "Ann eats figs." not in lead.text(1)
+    assert [event.text for event in of_type(trajectory.events, MemoryWritten)] == ["", "Bob drinks tea."]
 
 
 def test_several_queries_of_a_reply_are_read_together_and_answered_in_order() -> None:

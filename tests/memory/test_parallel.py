@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -183,6 +184,17 @@ def test_reads_copy_from_their_own_section_and_merges_from_their_replies(tiny_co
     assert [(turn, [unit.strip() for unit in units]) for turn, units in dropped] == [
         (0, ["Anna is blue."]), (1, ["It is hot."]), (4, ["It is cold."]),
     ]  # fmt: skip
+
+
+def test_a_grounded_round_has_each_sentence_once(tiny_codec: Any) -> None:
+    twice = "Anna is blue.\nIt is cold.\nAnna is blue.\nNo one ran.\n"
+    replies = ["Anna is blue.", "It is cold.", "anna is blue.", "", "Anna is blue. Anna is blue.", "Anna"]
+    trajectory, script = play(tiny_codec, replies, replace(PROBLEM, context=twice), passes=1, grounded="verbatim")
+    assert "- Anna is blue.\n- It is cold.\n\n" in script.text(4)
+    assert memories(trajectory) == [("Anna is blue.", True)]
+    published, script = play(tiny_codec, replies, replace(PROBLEM, context=twice), passes=1)
+    assert "- Anna is blue.\n- It is cold.\n- anna is blue.\n" in script.text(4)
+    assert memories(published) == [("Anna is blue. Anna is blue.", True)]
 
 
 def test_a_pass_is_one_reading_of_all_its_sections(tiny_codec: Any) -> None:

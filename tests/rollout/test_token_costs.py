@@ -40,3 +40,10 @@ def test_costs_by_role_are_there_if_a_role_took_a_turn() -> None:
         "role_tokens/reader": 8,
         "role_computed/reader": 6,
     }
+    assert token_costs(Trajectory("p", "g", 0, turns[:1], Outcome.ANSWERED), ["reader"]) == {
+        "computed_tokens": 3,
+        "role_tokens/agent": 3,
+        "role_computed/agent": 3,
+        "role_tokens/reader": 0,
+        "role_computed/reader": 0,
+    }

@@ -29,14 +29,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.events import Pruned, PruneRefused, RolledBack
-from palimpsest.memory.parts import tool_agent
+from palimpsest.memory.parts.edit_texts import SHORT, STANDARD, VERBS, EditPrompts, blocks_fault, blocks_of
 from palimpsest.memory.parts.grounded import Grounded
-from palimpsest.memory.parts.prompts import Slots, shared
-from palimpsest.memory.parts.tool_agent import Found, Said, ToolAgentPolicy, ToolEpisode, ToolPrompts
+from palimpsest.memory.parts.tool_agent import Found, Said, ToolAgentPolicy, ToolEpisode
 from palimpsest.memory.policy import require_positive
 from palimpsest.memory.prune import ungrounded_note
 from palimpsest.text.sentences import NUMBER, Unit, flat, stands_in
@@ -48,62 +47,6 @@ from palimpsest.types import Completion, Problem
 
 _REFUSED = "edit_refused"
 _LEVELS = (25, 50, 75)  # percent of the context
-
-
-def _verb(name: str, about: str, **properties: Mapping[str, Any]) -> ToolSpec:
-    return ToolSpec(name, about, {"type": "object", "properties": properties, "required": list(properties)})
-
-
-_BLOCKS = {"type": "array", "items": {"type": "string"}, "description": "numbers of blocks"}
-_TEXT = {"type": "string", "description": "everything to remember"}
-VERBS = {
-    spec.name: spec
-    for spec in (
-        _verb("drop", "Remove blocks and the calls that made them.", blocks=_BLOCKS),
-        _verb(
-            "keep",
-            "Cut a block down to a part of it.",
-            block={"type": "string", "description": "its number"},
-            text={"type": "string", "description": "the part to keep, word for word"},
-        ),
-        _verb("note", "Write something down, and remove nothing.", text=_TEXT),
-        _verb("merge", "Remove blocks, after writing down what you need them for.", blocks=_BLOCKS, text=_TEXT),
-        _verb("compact", "Remove all blocks so far, after writing down the state of the work.", text=_TEXT),
-    )
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditPrompts(ToolPrompts):
-    """Texts of the tool agent, and those about edits."""
-
-    system_edit: Annotated[str, Slots(may_be_empty=True)] = ""
-    """Addition to the system message."""
-    receipt: Annotated[str, Slots(optional=("freed", "used", "limit"))] = ""
-    """Result of an edit: tokens freed, tokens in use, the limit."""
-    notice: Annotated[str, Slots(optional=("percent", "used", "limit"), may_be_empty=True)] = ""
-    """After the result that fills the context beyond a level."""
-    rolled_back: Annotated[str, Slots()] = ""
-    """Instead of results without room."""
-
-
-_GUIDE = """## Editing your context
-
-Your context has a limit. Every result is a block with a number. Drop blocks that led nowhere, keep the part of a \
-block that matters, merge blocks into a note of what they say, or compact everything into a summary. Write down what \
-you need before you remove it: nothing brings it back."""
-
-STANDARD = EditPrompts(
-    **{**shared(tool_agent.STANDARD), "result": "[block {id}] {text}"},
-    system_edit=_GUIDE,
-    receipt="Done: {freed} tokens freed, {used} of {limit} in use.",
-    notice="\n[context: {percent} % of {limit} tokens in use]",
-    rolled_back="Not shown: the context is full. Free some of it with an edit, then call again.",
-)
-"""Our wording, for instruction models."""
-
-SHORT = EditPrompts(**shared(tool_agent.SHORT), receipt="done", rolled_back="full")
-"""For the embedded model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +115,13 @@ class EditPolicy(ToolAgentPolicy):
 
     # --- edits ---------------------------------------------------------------------------------------------------
 
-    def _edits(self, call: Found) -> bool:
+    def _edit(self, call: Found) -> TypeGuard[ToolCall]:
         return isinstance(call, ToolCall) and call.name in self.verbs
 
     def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
         """Apply an edit immediately, to the history before this reply."""
-        if not self._edits(call) or number >= self.parallel_calls:
+        if not self._edit(call) or number >= self.parallel_calls:
             return ToolAgentPolicy.immediate_result(self, episode, call, number)
-        assert isinstance(call, ToolCall)
         fault = argument_fault(call.arguments, VERBS[call.name].parameters) or self._fault(episode, call)
         if fault is not None:
             return Said(fault, _REFUSED)
@@ -192,7 +134,7 @@ class EditPolicy(ToolAgentPolicy):
     def _fault(self, episode: ToolEpisode, call: ToolCall) -> str | None:
         """Why an edit is invalid, or None."""
         arguments, there = call.arguments, episode.history.result_ids()
-        if fault := blocks_fault(_blocks_of(call), there, needed=call.name in ("drop", "keep", "merge")):
+        if fault := blocks_fault(blocks_of(call), there, needed=call.name in ("drop", "keep", "merge")):
             return fault
         if call.name == "drop":
             return None
@@ -227,16 +169,15 @@ class EditPolicy(ToolAgentPolicy):
             episode.notes.pop(gone, None)
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
-        if not self._edits(call) or answer.error not in (None, _REFUSED):
+        if not self._edit(call) or answer.error not in (None, _REFUSED):
             return ToolAgentPolicy.record(self, episode, call, answer, about)
-        assert isinstance(call, ToolCall)
         if answer.error is not None:
             return episode.model.event(PruneRefused(about["id"], answer.text[:400]))
         episode.prunes += 1
         if call.name != "keep":
             episode.notes[about["id"]] = call.arguments.get("text", "")
         memory = "\n".join(note for note in episode.notes.values() if note)
-        deleted = tuple(_blocks_of(call)) if call.name in ("drop", "merge") else ()
+        deleted = tuple(blocks_of(call)) if call.name in ("drop", "merge") else ()
         left, tokens = len(episode.history.ids()), episode.tokens_of(call)
         episode.model.event(Pruned(about["id"], deleted, memory, left, verb=call.name, tokens=tokens))
         return None
@@ -256,10 +197,7 @@ class EditPolicy(ToolAgentPolicy):
         traceless = [
             one.id
             for one, call in made
-            if isinstance(call, ToolCall)
-            and call.name in self.verbs
-            and call.name in ("drop", "keep")
-            and one.id not in episode.errors
+            if self._edit(call) and call.name in ("drop", "keep") and one.id not in episode.errors
         ]
         if len(traceless) < len(made):
             episode.history = episode.history.without(traceless, episode.model.codec)
@@ -268,7 +206,7 @@ class EditPolicy(ToolAgentPolicy):
         """Take back the results of the latest reply if they leave no room for a turn."""
         full = len(episode.history.ids()) + self.reserve > self.context_tokens
         last = episode.history.exchanges[-1].results
-        brought = [one.id for one, call in zip(last, calls, strict=True) if not self._edits(call)]
+        brought = [one.id for one, call in zip(last, calls, strict=True) if not self._edit(call)]
         if not (full and brought and episode.rollbacks < self.rollbacks):
             return
         for one in brought:
@@ -292,24 +230,3 @@ class EditPolicy(ToolAgentPolicy):
             latest = episode.history.exchanges[-1].shown[1][-1]
             episode.history = episode.history.with_result(latest.id, (*latest.ids, *added))
         episode.level = level
-
-
-def _blocks_of(call: ToolCall) -> list[str]:
-    blocks: list[str] = call.arguments.get("blocks") or []
-    return [call.arguments["block"]] if "block" in call.arguments else blocks
-
-
-def blocks_fault(blocks: Sequence[str], there: Sequence[str], *, needed: bool) -> str | None:
-    """Why `blocks` can't be edited, or None. `there`: numbers of the blocks in the context.
-
-    >>> blocks_fault(["3"], ["1", "2"], needed=True), blocks_fault([], ["1"], needed=False)
-    ('no block "3"; there is 1, 2', None)
-    """
-    if needed and not blocks:
-        return "blocks is empty: name at least one"
-    for number, one in enumerate(blocks):
-        if one not in there:
-            return f'no block "{one[:40]}"; there is {", ".join(there[-20:]) or "none yet"}'
-        if one in blocks[:number]:
-            return f'block "{one}" occurs twice'
-    return None

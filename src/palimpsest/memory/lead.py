@@ -10,7 +10,7 @@ Source: PARSER (arXiv 2609.06702; no code was released). The lead is an agent wi
 
 The readers' turns have the role `reader`, so they are sampled by `roles.reader` and never train: training costs the
 lead's tokens only, whatever the length of the document. A reader copies sentences of its section; every other sentence
-is dropped, and `Unknown` with it (`grounded=off` stores all but that word).
+is dropped, `Unknown`, and what an earlier section said (`grounded=off` drops `Unknown` only).
 
 Guaranteed: a query is read by every section; equal sections and queries have equal prompts up to the query, section
 first; evidence is in the order of the document; the lead's prompt and reply never exceed `context_tokens`.
@@ -28,7 +28,7 @@ from palimpsest.events import EmptyMemoryKept, MemoryWritten
 from palimpsest.memory.overwrite import Document, cut
 from palimpsest.memory.parts import tool_agent
 from palimpsest.memory.parts.chunks import Boundary
-from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
+from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift, unrepeated
 from palimpsest.memory.parts.prompts import Slots, shared
 from palimpsest.memory.parts.tool_agent import Found, Said, ToolAgentPolicy, ToolEpisode, ToolPrompts
 from palimpsest.memory.policy import Answered, Model, require_positive
@@ -106,7 +106,7 @@ class FromReaders(Said):
     """The answer of the readers to a query."""
 
     pieces: tuple[str, ...] = ()
-    """Evidence by section, in their order."""
+    """Evidence by section, in their order, unless the result was cut before its end."""
     turns: tuple[int, ...] = ()
 
 
@@ -180,32 +180,31 @@ class LeadPolicy(ToolAgentPolicy):
 
     def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
         fault = ToolAgentPolicy.immediate_result(self, episode, call, number)
-        if fault is not None or not self._asks(call):
+        if fault is not None or (query := self._query(call)) is None:
             return fault
-        assert isinstance(call, ToolCall)
-        query = call.arguments["query"]
         length = len(episode.model.codec.encode(query))
         if query.strip() and length <= self.query_tokens:
             return None
         why = f"has {length} tokens, the limit is {self.query_tokens}" if query.strip() else "is empty"
         return Said(f"query {why}", "bad_arguments")
 
-    def _asks(self, call: Found) -> bool:
-        return isinstance(call, ToolCall) and call.name == self.texts.tool
+    def _query(self, call: Found) -> str | None:
+        return call.arguments["query"] if isinstance(call, ToolCall) and call.name == self.texts.tool else None
 
     async def ask(self, episode: ToolEpisode, call: Found) -> Said:
-        if not self._asks(call):
+        if (query := self._query(call)) is None:
             return await ToolAgentPolicy.ask(self, episode, call)
-        assert isinstance(call, ToolCall)
-        query: str = call.arguments["query"]
-        sections = episode.model.prepared.chunks
+        codec, sections = episode.model.codec, episode.model.prepared.chunks
         replies = await self.read(sections, query, episode.model)
-        pieces = [self._copied(*pair, query, episode.model) for pair in zip(replies, sections, strict=True)]
-        found = [(number, text) for number, text in enumerate(pieces, 1) if text]
-        lines = [insert(self.texts.evidence, {"section": str(number), "text": text}) for number, text in found]
+        copies = [self._copied(*pair, query, episode.model) for pair in zip(replies, sections, strict=True)]
+        if self.grounded != "off":
+            copies = unrepeated(copies, codec, self.unit)
+        found = {str(number): codec.decode(ids).strip() for number, ids in enumerate(copies, 1) if ids}
+        lines = [insert(self.texts.evidence, {"section": number, "text": text}) for number, text in found.items()]
         text = insert(self.texts.found, {"query": query.strip(), "text": self.texts.between.join(lines)})
+        shown = self.cut(text if found else self.texts.nothing)
         turns = tuple(reply.turn for reply in replies if reply.turn is not None)
-        return FromReaders(self.cut(text if found else self.texts.nothing), None, tuple(one for _, one in found), turns)
+        return FromReaders(shown, None, tuple(one for one in found.values() if one in shown), turns)
 
     async def read(self, sections: Sequence[Sequence[int]], query: str, model: Model) -> list[Completion]:
         """[sections] the replies of all readers."""
@@ -221,21 +220,21 @@ class LeadPolicy(ToolAgentPolicy):
             notes=[{"chunk": number} | rule for number in range(len(sections))],
         )
 
-    def _copied(self, reply: Completion, section: Sequence[int], query: str, model: Model) -> str:
+    def _copied(self, reply: Completion, section: Sequence[int], query: str, model: Model) -> list[int]:
         """The evidence in a reader's reply; empty without any, or for "none" with or without the query before it."""
         codec = model.codec
         written = without_thinking(reply.token_ids, codec, self.reader_template(codec).pieces[-1])
         said = codec.decode(written).strip().rstrip(".").casefold()
         if said in _UNKNOWN or said.removeprefix(query.strip().casefold()).strip() in _UNKNOWN - {""}:
             model.event(EmptyMemoryKept(), turn=reply.turn)
-            return ""
+            return []
         if self.grounded != "off":
             cut_off = reply.stop_reason is StopReason.LENGTH
             left = sift(written, (section,), codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
             if left.dropped:
                 model.event(left.event(), turn=reply.turn)
             written = left.ids
-        return codec.decode(written).strip()
+        return written
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
         ToolAgentPolicy.record(self, episode, call, answer, about)

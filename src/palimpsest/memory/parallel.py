@@ -13,6 +13,7 @@ A reply adds nothing if it is empty, says "none", has a tag `<check>no</check>`,
 Tags `<check>yes</check>` are removed. If the first pass finds one reply, it becomes the memory without a merge.
 
 `grounded` holds twice: a read admits units of its section and the memory, a merge units of its replies and the memory.
+A unit that an earlier reply of the same round has is dropped, too.
 
 Guaranteed: a prompt never exceeds `required_context`, regardless of the number of sections; each pass reads every
 section; every merge but the last of a round has two or more replies.
@@ -30,6 +31,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.events import EmptyMemoryKept, MemoryWritten, PassEnded
 from palimpsest.memory import overwrite
 from palimpsest.memory.overwrite import Document, OverwritePolicy, ReadingPrompts
+from palimpsest.memory.parts.grounded import unrepeated
 from palimpsest.memory.parts.prompts import Layout, Slots, blocks, shared
 from palimpsest.memory.policy import Answered, Model, require_positive
 from palimpsest.text.codec import Codec
@@ -137,8 +139,8 @@ class ParallelPolicy(OverwritePolicy):
         for number in range(self.passes):
             replies = await self.read_all(chunks, number, {"question": question, "memory": memory}, model)
             known, before = flat(model.codec.decode(memory)) if written else "", memory
-            added = (self.added(reply, (chunk, memory), known, model) for reply, chunk in replies)
-            found = [ids for ids in added if ids]
+            added = [self.added(reply, (chunk, memory), known, model) for reply, chunk in replies]
+            found = [ids for ids in self._unrepeated(added, model.codec) if ids]
             if found:
                 memory = await self.merge(found, question, memory, written, model)
             sources = tuple(reply.turn for reply, _ in replies if reply.turn is not None)
@@ -182,6 +184,9 @@ class ParallelPolicy(OverwritePolicy):
         says = sentences(codec.decode(ids).strip())
         return ids if any(not stands_in(flat(one), known, NUMBER) for one in says) else []
 
+    def _unrepeated(self, replies: list[list[int]], codec: Codec) -> list[list[int]]:
+        return replies if self.grounded == "off" else unrepeated(replies, codec, self.unit)
+
     def _is_none(self, text: str) -> bool:
         return flat(text).strip(" -.") in ("", "none", flat(self.texts.empty_memory).strip(" -."))
 
@@ -201,7 +206,8 @@ class ParallelPolicy(OverwritePolicy):
                 notes=[{"round": rounds, "bundle": number} | self._rule_note for number in range(len(bundles))],
             )
             pairs = zip(replies, bundles, strict=True)
-            merged = [self._next_memory(memory, one, model, template.pieces[-1], bundle) for one, bundle in pairs]
+            kept = [self._next_memory(memory, one, model, template.pieces[-1], bundle) for one, bundle in pairs]
+            merged = self._unrepeated(kept, model.codec)
             if len(merged) == 1:
                 return merged[0]
             found, rounds = [ids for ids in merged if ids and ids != memory], rounds + 1

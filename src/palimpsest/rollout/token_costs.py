@@ -17,7 +17,7 @@ Not covered: prefixes shared with other episodes, whole blocks of a cache, evict
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -104,9 +104,12 @@ class ReuseCost:
         return sum(price * count for price, count in zip(BILLED, (self.new, self.cached, self.sampled), strict=True))
 
 
-def token_costs(trajectory: Trajectory) -> dict[str, float]:
-    """`computed_tokens`; for episodes with roles also `role_tokens/ROLE` and `role_computed/ROLE`, the agent's too."""
-    by_role: dict[str, list[Turn]] = {}
+def token_costs(trajectory: Trajectory, roles: Iterable[str] = ()) -> dict[str, float]:
+    """`computed_tokens`; with roles also `role_tokens/ROLE` and `role_computed/ROLE`, the agent's too.
+
+    `roles`: counted even without a turn.
+    """
+    by_role: dict[str, list[Turn]] = {role: [] for role in (AGENT, *roles)}
     for turn in trajectory.turns:
         by_role.setdefault(turn.role or AGENT, []).append(turn)
     computed = {role: float(computed_tokens(turns)) for role, turns in by_role.items()}

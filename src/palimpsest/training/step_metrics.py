@@ -132,13 +132,13 @@ def _breakdown(groups: Sequence[Group]) -> dict[str, float | None]:
 
 def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
     outcomes = Counter(trajectory.outcome.value for trajectory in episodes)
-    costs = [token_costs(episode) for episode in episodes]
-    names = dict.fromkeys(name for one in costs for name in one)
+    roles = sorted({turn.role for episode in episodes for turn in episode.turns if turn.role})
+    costs = [token_costs(episode, roles) for episode in episodes]
     return {
         "episode/turns": mean(float(len(episode.turns)) for episode in episodes),
         "episode/sampled_tokens": mean(float(episode.sampled_tokens) for episode in episodes),
         "episode/prompt_tokens": mean(float(episode.prompt_tokens) for episode in episodes),
-        **{f"episode/{name}": mean(one.get(name) for one in costs) for name in names},
+        **{f"episode/{name}": mean(one[name] for one in costs) for name in (costs[0] if costs else ())},
         "episode/documents_cut": float(sum(bool(of_type(one.events, DocumentTruncated)) for one in episodes)),
         **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
     }

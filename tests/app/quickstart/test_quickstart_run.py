@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.app.quickstart.quickstart_run import QuickstartProcesses, run_process
+from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
+from palimpsest.app.quickstart.quickstart_run import QuickstartProcesses, Shard, run_process
 from palimpsest.errors import RunError
 from palimpsest.progress.reporter import Silent
 
@@ -145,3 +146,12 @@ def test_a_process_ends_with_its_parent_however_that_ends(tmp_path: Path, number
     parent.send_signal(number)
     parent.wait(WAIT_S)
     assert ends(child)
+
+
+def test_turns_of_readers_are_progress_too(tmp_path: Path) -> None:
+    sizes = ["evaluation.sizes=[1]", "evaluation.problems=2", "data.synthetic.hops=1"]
+    shard = Shard(resolve_quickstart("lead", sizes).config, tmp_path, "lead_before", "embedded-lead")
+    said = list[int | str]()
+    asyncio.run(shard.play(said.append))
+    started = sum(one for one in said if isinstance(one, int))  # a query asked again samples nothing
+    assert 2 * (1 + 4 + 1) <= started <= sum(sample.turns for sample in shard.samples())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from palimpsest.errors import ConfigError
 from palimpsest.events import EmptyMemoryKept, MemoryUngrounded, MemoryWritten
 from palimpsest.memory.overwrite import OverwritePolicy
-from palimpsest.memory.parts.grounded import GroundedRule, sift, unsupported
+from palimpsest.memory.parts.grounded import GroundedRule, sift, unrepeated, unsupported
 from palimpsest.memory.policy_check import ScriptedModel, check_policy
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.recall import RecallPolicy, RetrievalPolicy
@@ -30,6 +30,24 @@ def sifted(reply: str, *sources: str, rule: GroundedRule = VERBATIM, cut_off: bo
     """The supported text of a reply."""
     codec = base_codec()
     return codec.decode(sift(codec.encode(reply), list(map(codec.encode, sources)), codec, rule, cut_off=cut_off).ids)
+
+
+@pytest.mark.parametrize(
+    ("unit", "replies", "left"),
+    [
+        ("sentence", [" Lea runs. Omar sells tea.", " Omar sells tea.", " lea  runs. Bo sings."],
+         [" Lea runs. Omar sells tea.", "", " Bo sings."]),
+        ("sentence", [" Lea runs. Bo sings. Lea runs.", ""], [" Lea runs. Bo sings.", ""]),
+        ("sentence", [" Lea runs. Lea runs. Bo sings. Lea runs. Bo"], [" Lea runs. Bo sings. Bo"]),
+        ("line", ["Lea runs. Bo.\n- Bo.", "Bo.\nLea."], ["Lea runs. Bo.\n- Bo.", "\nLea."]),
+        ("sentence", ["12 kg.", "12 kg. 2 kg."], ["12 kg.", " 2 kg."]),
+    ],
+)  # fmt: skip
+def test_what_a_reply_has_said_is_not_said_again(unit: Any, replies: list[str], left: list[str]) -> None:
+    codec = base_codec()
+    ids = [codec.encode(reply) for reply in replies]
+    assert [codec.decode(one) for one in unrepeated(ids, codec, unit)] == left
+    assert unrepeated(unrepeated(ids, codec, unit), codec, unit) == unrepeated(ids, codec, unit)
 
 
 @pytest.mark.parametrize(

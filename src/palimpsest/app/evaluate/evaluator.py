@@ -96,8 +96,8 @@ class Evaluator:
 
 
 def measures_of(config: RunConfig) -> Measure:
-    """`measure_memory` with the FLOPs of the configured model, if its shape is known."""
-    return partial(measure_memory, model=config.model.path)
+    """`measure_memory` with the configured roles, and the FLOPs of the configured model, if its shape is known."""
+    return partial(measure_memory, model=config.model.path, roles=tuple(config.roles))
 
 
 @lru_cache(maxsize=16)
@@ -108,11 +108,17 @@ def _shape(model: str) -> ModelShape | None:
 
 
 def measure_memory(
-    problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts, *, model: str | None = None
+    problem: Problem,
+    trajectory: Trajectory,
+    grade: Grade,
+    texts: GroupTexts,
+    *,
+    model: str | None = None,
+    roles: Sequence[str] = (),
 ) -> dict[str, float]:
     """Measures of an episode apart from its grade: copy fidelity, memory length, prunes, evidence position, costs..."""
     tools = tool_measures(trajectory)
-    measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tools | token_costs(trajectory)
+    measured = memory_metrics(Group(problem, (trajectory,), (grade,)), texts) | tools | token_costs(trajectory, roles)
     if tools and model is not None and (shape := _shape(model)) is not None:
         measured["reuse_flops"] = shape.flops(tools["reuse_tokens"], tools["reuse_pairs"])
     return {name: value for name, value in measured.items() if value is not None} | evidence_position(problem)

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from palimpsest.agents.roles import open_roles
 from palimpsest.app.config_resolution import QUICKSTART, Resume, on_embedded, resumable
 from palimpsest.app.evaluate.evaluator import Evaluator, measures_of
 from palimpsest.app.python_calls import blocking, finish, suitable_progress
@@ -389,21 +390,24 @@ class Shard:
         for each in own:
             admit_all(each.policy, each.problems, engine.codec, engine.sampler.max_context)
         reward = build_reward(config.reward, engine.codec, self.path.parent)
-        evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measures_of(config))
+        roles = await asyncio.to_thread(open_roles, config, engine.codec, engine.sampler)
+        measure = measures_of(config)
+        evaluator = Evaluator(config, engine, reward.answer, key="quickstart", measure=measure, roles=roles)
         policies = {name: grid.players[name] for name in self.names}
         identity = {**evaluation_identity(config, policies), "trained": grid.planned}  # points are multiples of it
         if aside := set_aside_other(self.path, identity):
             say(f"weights or settings changed: evaluating again, old episodes are in {aside}")
         playing = evaluator.play(own, out=self.path, identity=identity, on_warning=say)
-        reporting = asyncio.create_task(_report_turns(engine.sampler, evaluator.speculation, say))
+        samplers = [engine.sampler, *(each.sampler for each in roles.engines)]
+        reporting = asyncio.create_task(_report_turns(samplers, evaluator.speculation, say))
         try:
-            await using(engine, closing(reward, playing))
+            await using(engine, using(roles, closing(reward, playing)))
         finally:
             reporting.cancel()
             await asyncio.wait([reporting])
 
 
-async def _report_turns(sampler: Sampler, speculation: Speculation | None, say: Say) -> None:
+async def _report_turns(samplers: Sequence[Sampler], speculation: Speculation | None, say: Say) -> None:
     """Report started turns until cancelled: long episodes run concurrently and end at the same time."""
     reported, playing = 0, True
     while playing:
@@ -411,7 +415,7 @@ async def _report_turns(sampler: Sampler, speculation: Speculation | None, say: 
             await asyncio.sleep(_REPORT_EVERY_S)
         except asyncio.CancelledError:
             playing = False
-        started = sampler.stats().requests - (speculation.wasted if speculation else 0)
+        started = sum(one.stats().requests for one in samplers) - (speculation.wasted if speculation else 0)
         if started > reported:
             say(started - reported)
             reported = started

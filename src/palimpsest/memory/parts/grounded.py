@@ -216,6 +216,21 @@ def sift(
     return Sifted([i for span in retained if cutter for i in cutter.cut(*span)], dropped)
 
 
+def unrepeated(replies: Iterable[Sequence[int]], codec: Codec, unit: Unit) -> list[list[int]]:
+    """Replies [N][T], each without the units that it or an earlier one has already said."""
+    said, left = set[str](), list[list[int]]()
+    for ids in replies:
+        text, new = codec.decode(ids), list[tuple[int, int]]()
+        spans = unit_spans(text, unit)
+        for one, span in zip(map(flat, units(text, unit)), spans, strict=True):
+            if one not in said:
+                new.append(span)
+                said.add(one)
+        cutter = Cutter.of(ids, codec) if 0 < len(new) < len(spans) else None
+        left.append(list(ids) if len(new) == len(spans) else [i for span in new if cutter for i in cutter.cut(*span)])
+    return left
+
+
 def unsupported(claims: Sequence[str], sources: Sequence[str], rule: GroundedRule) -> list[str | None]:
     """[claims] the reason that no source supports a claim, or None.
 
