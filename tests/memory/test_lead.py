@@ -162,6 +162,19 @@ def test_an_empty_or_a_long_query_comes_back_as_an_error_and_asks_nobody(query: 
     assert readers.prompts == []
 
 
+def test_a_query_of_the_longest_length_fits_the_readers() -> None:
+    codec, name = base_codec(), "Ann"
+    policy = LeadPolicy(**{**OPTIONS, "chunk_size": 14, "query_tokens": len(codec.encode(f" {name}"))})
+    trajectory, _, readers = led([call("search", query=name), FINAL], query_tokens=policy.query_tokens)
+    assert trajectory.outcome == Outcome.ANSWERED
+    longest = max(len(turn.prompt_ids) + policy.reader_tokens for turn in trajectory.turns if turn.role)
+    assert len(readers.prompts) == 3
+    assert longest <= policy.required_context(codec)
+    short = {**OPTIONS, "query_tokens": policy.query_tokens - 1}
+    trajectory, _, readers = led([call("search", query=name), FINAL], **short)
+    assert readers.prompts == []
+
+
 def test_the_limits_of_the_lead_end_its_episode() -> None:
     trajectory, _, readers = led([ask("Ann")] * 9, max_turns=3)
     assert trajectory.outcome == Outcome.OUT_OF_TURNS

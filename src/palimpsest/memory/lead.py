@@ -8,9 +8,8 @@ Source: PARSER (arXiv 2609.06702; no code was released). The lead is an agent wi
              for each query of it:  evidence = reader(section, query) of every section, independent of each other
              prompt += reply + the evidence, in the order of the sections
 
-The readers' turns have the role `reader`, so they are sampled by `roles.reader` and never train: training costs the
-lead's tokens only, whatever the length of the document. A reader copies sentences of its section; every other sentence
-is dropped, `Unknown`, and what an earlier section said (`grounded=off` drops `Unknown` only).
+The readers' turns have the role `reader`: `roles.reader` samples them, and they never train. A reader copies sentences
+of its section; others are dropped, and `Unknown`, and what an earlier section said (`grounded=off`: only `Unknown`).
 
 Guaranteed: a query is read by every section; equal sections and queries have equal prompts up to the query, section
 first; evidence is in the order of the document; the lead's prompt and reply never exceed `context_tokens`.
@@ -182,11 +181,16 @@ class LeadPolicy(ToolAgentPolicy):
         fault = ToolAgentPolicy.immediate_result(self, episode, call, number)
         if fault is not None or (query := self._query(call)) is None:
             return fault
-        length = len(episode.model.codec.encode(query))
+        length = len(self._query_ids(query, episode.model.codec))
         if query.strip() and length <= self.query_tokens:
             return None
         why = f"has {length} tokens, the limit is {self.query_tokens}" if query.strip() else "is empty"
         return Said(f"query {why}", "bad_arguments")
+
+    def _query_ids(self, query: str, codec: Codec) -> list[int]:
+        template = self.reader_template(codec)
+        spaced = codec.decode(template.pieces[template.slots.index("query")])[-1:].isspace()
+        return codec.encode(query.strip() if spaced else f" {query.strip()}")
 
     def _query(self, call: Found) -> str | None:
         return call.arguments["query"] if isinstance(call, ToolCall) and call.name == self.texts.tool else None
@@ -208,9 +212,7 @@ class LeadPolicy(ToolAgentPolicy):
 
     async def read(self, sections: Sequence[Sequence[int]], query: str, model: Model) -> list[Completion]:
         """[sections] the replies of all readers."""
-        template = self.reader_template(model.codec)
-        spaced = model.codec.decode(template.pieces[template.slots.index("query")])[-1:].isspace()
-        ids = model.codec.encode(query.strip() if spaced else f" {query.strip()}")
+        template, ids = self.reader_template(model.codec), self._query_ids(query, model.codec)
         rule = {"grounded": self.grounded} if self.grounded != "off" else {}
         return await model.generate_all(
             [template.fill({"section": section, "query": ids}) for section in sections],
@@ -228,22 +230,21 @@ class LeadPolicy(ToolAgentPolicy):
         if said in _UNKNOWN or said.removeprefix(query.strip().casefold()).strip() in _UNKNOWN - {""}:
             model.event(EmptyMemoryKept(), turn=reply.turn)
             return []
-        if self.grounded != "off":
-            cut_off = reply.stop_reason is StopReason.LENGTH
-            left = sift(written, (section,), codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
-            if left.dropped:
-                model.event(left.event(), turn=reply.turn)
-            written = left.ids
-        return written
+        if self.grounded == "off":
+            return written
+        rule, cut_off = GroundedRule(self.grounded, self.unit), reply.stop_reason is StopReason.LENGTH
+        left = sift(written, (section,), codec, rule, cut_off=cut_off)
+        if left.dropped:
+            model.event(left.event(), turn=reply.turn)
+        return left.ids
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
         ToolAgentPolicy.record(self, episode, call, answer, about)
         if isinstance(answer, FromReaders):
-            before = len(episode.evidence)
+            changed = not episode.evidence.keys() >= set(answer.pieces)
             episode.evidence.update(dict.fromkeys(answer.pieces))
             episode.readers += answer.turns
             text = "\n".join(episode.evidence)
             ids = tuple(episode.model.codec.encode(text))
-            changed = len(episode.evidence) > before
             event = MemoryWritten(ids, text, changed=changed, sources=tuple(episode.readers))
             episode.model.event(event, turn=answer.turns[-1])
