@@ -69,7 +69,7 @@ class EditPolicy(ToolAgentPolicy):
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
-        require_positive(self, "rollbacks", *(("reserve_tokens",) if self.reserve_tokens is not None else ()))
+        require_positive(self, "rollbacks", "reserve_tokens")
         if unknown := next((verb for verb in self.verbs if verb not in VERBS), None):
             hint = f"choose from {', '.join(VERBS)}{nearest(unknown, VERBS)}"
             raise ConfigError(hint, key="policy.options.verbs", value=unknown)

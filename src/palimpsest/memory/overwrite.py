@@ -272,9 +272,12 @@ class OverwritePolicy(MemoryPolicy):
         def ahead(number: int) -> Prompt | None:
             return prompt(index + number) if index + number < len(chunks) else None
 
-        notes = {"grounded": self.grounded} if self.grounded != "off" else {}
-        budget = self.written_tokens
-        return await model.generate(prompt(index), name="read", max_tokens=budget, ahead=ahead, chunk=index, **notes)
+        notes = {"chunk": index} | self._rule_note
+        return await model.generate(prompt(index), name="read", max_tokens=self.written_tokens, ahead=ahead, **notes)
+
+    @property
+    def _rule_note(self) -> dict[str, Any]:
+        return {"grounded": self.grounded} if self.grounded != "off" else {}
 
     async def answer(self, problem: Problem, values: Mapping[str, Sequence[int]], model: Model) -> Answered:
         """One answer turn per question, all from the same `values` of the other slots."""

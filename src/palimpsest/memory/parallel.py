@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from palimpsest.errors import ConfigError
 from palimpsest.events import EmptyMemoryKept, MemoryWritten, PassEnded
@@ -151,10 +151,6 @@ class ParallelPolicy(OverwritePolicy):
             if not found:
                 break
         return await self.answer(problem, {"memory": memory}, model)
-
-    @property
-    def _rule_note(self) -> dict[str, Any]:
-        return {"grounded": self.grounded} if self.grounded != "off" else {}
 
     async def read_all(
         self, chunks: Sequence[Sequence[int]], number: int, slots: Mapping[str, Sequence[int]], model: Model

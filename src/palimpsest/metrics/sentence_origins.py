@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from palimpsest.metrics.reading_trace import ReadingTurn
+from palimpsest.text.sentences import flat
 
 RUN = 4
 """Words in a row that identify the source of a sentence."""
@@ -61,10 +62,10 @@ def _better(run: _Run, than: _Run | None, source: Sequence[Span]) -> bool:
 
 
 def _came(sentence: str, readings: Sequence[ReadingTurn]) -> int | None:
-    flat = " ".join(sentence.casefold().split())
+    said = flat(sentence)
     for index in range(len(readings) - 1, -1, -1):
-        if readings[index].changed and flat not in readings[index].memory_before.flat:
-            return index if flat in readings[index].memory_after.flat else None
+        if readings[index].changed and said not in readings[index].memory_before.flat:
+            return index if said in readings[index].memory_after.flat else None
     return None
 
 
