@@ -16,6 +16,8 @@ The result of an edit, its receipt, has a number too, so a later edit can remove
 `keep` goes with its receipt at once if its reply made other calls, since its effect is there to see.
 
     notice      a result ends with the fill of the context when it first exceeds 25, 50 or 75 %; again after a shrink
+    repeat      a reply that the episode already had gets a remark after its last result: an edit may have removed every
+                trace of the first one, and the same context brings the same reply
     roll-back   results that leave less than `reserve_tokens` are taken back, at most `rollbacks` times: the model reads
                 `rolled_back` instead, and has to edit before it calls again
 
@@ -182,14 +184,16 @@ class EditPolicy(ToolAgentPolicy):
         episode.model.event(Pruned(about["id"], deleted, memory, left, verb=call.name, tokens=tokens))
         return None
 
-    # --- notices and roll-backs ----------------------------------------------------------------------------------
+    # --- remarks and roll-backs ----------------------------------------------------------------------------------
 
     async def answer_calls(self, episode: ToolEpisode, completion: Completion, calls: Sequence[Found]) -> None:
         await ToolAgentPolicy.answer_calls(self, episode, completion, calls)
         if self.verbs:
-            self._roll_back(episode, calls)
+            taken_back = self._roll_back(episode, calls)
             self._clear(episode, calls)
-            self._notify(episode)
+            self._remark(episode)
+            if not taken_back:
+                episode.replies.add(episode.reply)
 
     def _clear(self, episode: ToolEpisode, calls: Sequence[Found]) -> None:
         """Remove the applied edits of the latest reply that left no text, unless it made no other call."""
@@ -202,31 +206,34 @@ class EditPolicy(ToolAgentPolicy):
         if len(traceless) < len(made):
             episode.history = episode.history.without(traceless, episode.model.codec)
 
-    def _roll_back(self, episode: ToolEpisode, calls: Sequence[Found]) -> None:
-        """Take back the results of the latest reply if they leave no room for a turn."""
+    def _roll_back(self, episode: ToolEpisode, calls: Sequence[Found]) -> bool:
+        """Take back the results of the latest reply if they leave no room for a turn; return whether."""
         full = len(episode.history.ids()) + self.reserve > self.context_tokens
         last = episode.history.exchanges[-1].results
         brought = [one.id for one, call in zip(last, calls, strict=True) if not self._edit(call)]
         if not (full and brought and episode.rollbacks < self.rollbacks):
-            return
+            return False
         for one in brought:
             ids = tuple(episode.model.codec.encode(self.shown(one, self.texts.rolled_back)))
             episode.history = episode.history.with_result(one, ids)
         episode.errors.update(brought)
         episode.rollbacks += 1
         episode.model.event(RolledBack(tuple(brought), episode.rollbacks))
+        return True
 
-    def _notify(self, episode: ToolEpisode) -> None:
-        """Add a notice to the latest result if the context exceeds a level for the first time since it was below."""
+    def _remark(self, episode: ToolEpisode) -> None:
+        """Add to the latest result that its reply is a repeat, or that the context now exceeds a level."""
         used = len(episode.history.ids())
         percent = 100 * used // self.context_tokens
         level = max((one for one in _LEVELS if one <= percent), default=0)
-        if level > episode.level and self.texts.notice:
+        text = self.texts.repeated if episode.reply in episode.replies else ""
+        if level > episode.level:
             values = {"percent": percent, "used": used, "limit": self.context_tokens}
-            text = insert(self.texts.notice, {name: str(value) for name, value in values.items()})
-            added = episode.model.codec.encode(text)
-            if used + len(added) + self.reserve > self.context_tokens:
-                return
+            text += insert(self.texts.notice, {name: str(value) for name, value in values.items()})
+        added = episode.model.codec.encode(text)
+        if added and used + len(added) + self.reserve > self.context_tokens:
+            return
+        if added:
             latest = episode.history.exchanges[-1].shown[1][-1]
             episode.history = episode.history.with_result(latest.id, (*latest.ids, *added))
         episode.level = level

@@ -46,6 +46,8 @@ class EditPrompts(ToolPrompts):
     """Result of an edit: tokens freed, tokens in use, the limit."""
     notice: Annotated[str, Slots(optional=("percent", "used", "limit"), may_be_empty=True)] = ""
     """After the result that fills the context beyond a level."""
+    repeated: Annotated[str, Slots(may_be_empty=True)] = ""
+    """After the last result of a reply that the episode already had, unless its results were taken back."""
     rolled_back: Annotated[str, Slots()] = ""
     """Instead of results without room."""
 
@@ -61,11 +63,12 @@ STANDARD = EditPrompts(
     system_edit=_GUIDE,
     receipt="Done: {freed} tokens freed, {used} of {limit} in use.",
     notice="\n[context: {percent} % of {limit} tokens in use]",
+    repeated="\n[you wrote this same reply before]",
     rolled_back="Not shown: the context is full. Free some of it with an edit, then call again.",
 )
 """Our wording, for instruction models."""
 
-SHORT = EditPrompts(**shared(tool_agent.SHORT), receipt="done", rolled_back="full")
+SHORT = EditPrompts(**shared(tool_agent.SHORT), receipt="done", repeated=" same", rolled_back="full")
 """For the embedded model."""
 
 

@@ -116,6 +116,8 @@ class ToolEpisode:
     """Results taken back for lack of room so far (memory/edit.py)."""
     level: int = 0
     """Latest fill of the context, in percent, of which the model was informed."""
+    replies: set[tuple[int, ...]] = field(default_factory=set)
+    """Sampled replies so far (memory/edit.py)."""
     evidence: dict[str, None] = field(default_factory=dict)
     """Evidence of readers, in order of its first discovery."""
     readers: list[int] = field(default_factory=list)
