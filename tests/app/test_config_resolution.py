@@ -16,10 +16,11 @@ import palimpsest as library
 from palimpsest.agents.open_agent import fitted
 from palimpsest.app.config_resolution import Agent, RunRequest, evaluation_config, model_folder, resolve_run, run_config
 from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
+from palimpsest.app.train.run_setup import policy_checked
 from palimpsest.cli.options import resumed
 from palimpsest.config.load import load_recipe
 from palimpsest.config.reward import RewardConfig
-from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.progress.reporter import Silent
 from palimpsest.rollout.trajectory_file import encode_groups
@@ -115,6 +116,33 @@ def test_another_policy_without_the_recipes_options_has_to_be_asked_for() -> Non
     assert evaluation_config(own).policy.options == {"prompts": "short"}
     plain = Agent(recipe="memact-quickstart", policy="summary", overrides={"prompts": "short"})
     assert evaluation_config(plain).policy.options == {"prompts": "short"}
+
+
+def test_a_declared_role_is_the_models_own_unless_set_and_has_no_other_name() -> None:
+    bare = {"policy": "lead", "overrides": ["prompts=short"]}
+    assert evaluation_config(Agent(**bare)).roles == {"reader": RoleConfig()}
+    section = Agent("embedded", policy="lead", overrides=["roles={reader: {temperature: 0}}"])
+    assert evaluation_config(section).roles == {"reader": RoleConfig(temperature=0)}
+    assert evaluation_config(Agent(recipe="lead-quickstart")).roles["reader"].model == "embedded-lead"
+    other = Agent(recipe="lead-quickstart", policy="overwrite", overrides=["prompts=short", "roles.judge.temperature=0"])
+    assert set(evaluation_config(other).roles) == {"reader", "judge"}  # a policy that declares none takes any
+    with pytest.raises(ConfigError) as error:
+        evaluation_config(Agent(recipe="lead-quickstart", overrides=["roles.raeder.temperature=0"]))
+    assert error.value.key == "roles.raeder"
+
+
+@pytest.mark.parametrize(
+    ("role", "key"), [("roles={}", "roles.reader"), ("roles.raeder.temperature=0", "roles.raeder")]
+)
+def test_a_training_needs_the_roles_that_its_policy_declares(role: str, key: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        policy_checked(load_recipe("lead-quickstart", [role]))
+    assert error.value.key == key
+
+
+def test_a_reward_of_another_answer_form_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="reward.name=boxed"):
+        policy_checked(load_recipe("lead-quickstart", ["reward.name=boxed"]))
 
 
 def test_another_model_than_the_recipes_is_noted(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ from palimpsest.config.load import (
     split_overrides,
     with_texts,
 )
-from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.config.section import with_keys
 from palimpsest.engines.open import check_models, with_sampler
 from palimpsest.engines.protocol import Objective
 from palimpsest.errors import ConfigError, RunError, nearest
-from palimpsest.memory.registry import evaluated, policy_class, trained
+from palimpsest.memory.registry import check_roles, evaluated, policy_class, trained
 from palimpsest.notes import Note
 from palimpsest.plugin_options import options_of
 from palimpsest.progress.reporter import Progress
@@ -166,13 +166,17 @@ class Agent:
         policy = self.policy or base.policy.name
         options, changes = self._options(policy, base)
         named = "reward.name" in changes or self.recipe is not None or (origin and policy == origin.policy.name)
-        wanted = None if named else policy_class(policy).reward
+        cls = policy_class(policy)
+        wanted = None if named else cls.reward
         reward = {} if wanted is None else {"reward.name": wanted}
+        others = base.roles if cls.roles is None else cls.roles
         changed = on_embedded(base).model_copy(
             update={
                 "policy": PolicyConfig(name=policy, options=options),
                 "model": base.model.model_copy(update={"path": self.model_name(_unsaid)}),
                 "data": base.data.model_copy(update=dict(data)),
+                "roles": dict.fromkeys(cls.roles or (), RoleConfig())
+                | {name: role for name, role in base.roles.items() if policy == base.policy.name or name in others},
                 "seed": self.seed,
                 "cold_start": None,
             }
@@ -182,6 +186,7 @@ class Agent:
         overrides = {**dtype, **reward, **self._section(), **changes, **(more or {})}
         config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
         check_models(config)
+        check_roles(config)
         return config
 
     def _options(self, policy: str, base: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -193,7 +198,8 @@ class Agent:
         elif base.policy.name == policy:
             options |= evaluated(base.policy).options
         for key, value, _ in split_overrides(self.overrides):
-            (changes if "." in key else options)[key] = value
+            section = "." in key or key == "roles"
+            (changes if section else options)[key] = value
         asked = changes.pop("policy.options", None)
         if isinstance(asked, dict):
             options = {**asked, **options}

@@ -66,6 +66,7 @@ def quickstart(
       palimpsest quickstart --resume runs/seed-1
       palimpsest quickstart rememr1 --out runs/recall
       palimpsest quickstart memact --out runs/prune
+      palimpsest quickstart edit --out runs/edit
       palimpsest quickstart parallel --out runs/parallel
       palimpsest quickstart lead --out runs/lead
       palimpsest quickstart --model HuggingFaceTB/SmolLM2-135M-Instruct

@@ -113,7 +113,7 @@ _PLAIN = {str: "text", int: "integer", float: "number", bool: "`true`, `false`",
 _NAMED: Mapping[Any, str] = {
     LayerConfig: "name",
     PolicyConfig: "section of policies by name",
-    RoleConfig: "`model`, `temperature`, `max_tokens` by name",
+    RoleConfig: "`model`, `url`, `temperature`, `max_tokens` by name",
 }
 
 

@@ -118,6 +118,7 @@ class LeadPolicy(ToolAgentPolicy):
     reads_documents: ClassVar[bool] = True
     reads_to_end: ClassVar[bool] = False
     """The lead may answer without a query."""
+    roles: ClassVar[tuple[str, ...]] = (READER,)
     tools: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     """Further tools of the lead: name, or my_module:MyTool, to options (tools/tool.py)."""
     chunk_size: int = 4096

@@ -178,6 +178,9 @@ class MemoryPolicy(ABC):
     reward: ClassVar[str | None] = None
     """Default `reward.name`, which reads the answer form of its prompts; None: any reward does."""
 
+    roles: ClassVar[tuple[str, ...] | None] = None
+    """All roles of its turns, which `roles` of a training must have; None: not declared."""
+
     @property
     def shares_prefixes(self) -> bool:
         """False: only the first prompts of a group begin alike, so any server may sample the others."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from palimpsest import plugins
 from palimpsest.config.keys import nearest_key
-from palimpsest.config.schema import PolicyConfig
-from palimpsest.errors import ConfigError
+from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.overwrite import LongQuestion
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
@@ -33,6 +33,19 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
         error.message += nearest_key(option_of(error) or "")  # perhaps a key of another section
         raise
     return policy
+
+
+def check_roles(config: RunConfig) -> None:
+    """Raise ConfigError for roles that differ from those that the policy declares, if it does."""
+    declared, name = policy_class(config.policy.name).roles, config.policy.name
+    if declared is None:
+        return
+    if unknown := next((role for role in config.roles if role not in declared), None):
+        hint = f"{name} has {', '.join(declared) or 'no role'}{nearest(unknown, declared)}"
+        raise ConfigError(f"is no role: {hint}", key=f"roles.{unknown}")
+    if missing := next((role for role in declared if role not in config.roles), None):
+        hint = f"set roles.{missing}.model for a frozen model, or roles.{missing}.temperature for the trained one"
+        raise ConfigError(f"is missing, a role of {name}: {hint}", key=f"roles.{missing}")
 
 
 def evaluated(config: PolicyConfig) -> PolicyConfig:

@@ -211,6 +211,7 @@ def problem_sizes(config: RunConfig, chunks: int | None = None) -> ProblemSizes:
     codec = Codec.for_reading(folder) if (folder / "tokenizer.json").is_file() else None
     if codec is None:
         assumed.append(f"{CHARACTERS} characters per token, because the tokenizer of {config.model.path} is not here")
+    assumed += [f"roles.{name} has other GPUs, not counted" for name, role in config.roles.items() if role.url]
 
     def size(text: str) -> int:
         return len(codec.encode(text)) if codec else math.ceil(len(text) / CHARACTERS)

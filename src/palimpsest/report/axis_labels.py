@@ -96,7 +96,7 @@ DOCUMENTS = AxisWords(
     accuracy_caption="Accuracy on held-out documents, greedy decoding; bands are 95% intervals. The longest training "
     "documents had {trained}.",
     cost_caption="Tokens processed per document (prompts and replies of all calls). The agent's cost is proportional "
-    "to the document's length, because each call sees one section and a memory of fixed size.",
+    "to the document's length: calls of bounded size, a few per section.",
     samples="The agent's last memory and answer on the first documents of the greatest length.",
 )
 

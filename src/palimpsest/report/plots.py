@@ -372,14 +372,14 @@ _PANELS = (
 
 
 def training_figures(rows: Sequence[Mapping[str, Any]], *, smooth: int = 5) -> list[dict[str, Any]]:
-    """Figures (name, png, caption, alt) of prunes, context size and tokens, for each that `rows` contain.
+    """Figures (name, png, caption, alt) of prunes, context size and tokens, for each that isn't 0 in all `rows`.
 
     `rows`: lines of metrics.jsonl with their `step`; bold lines are the mean of the last `smooth` values.
     """
     figures = []
     for panel in _PANELS:
         lines = {label: _points(rows, key) for key, label in panel.lines.items()}
-        if any(lines.values()):
+        if any(value for points in lines.values() for _, value in points):
             alt = f"{panel.label} over training steps"
             image = _drawn(panel, {label: points for label, points in lines.items() if points}, smooth)
             figures.append({"name": panel.name, "png": image, "caption": panel.caption, "alt": alt})

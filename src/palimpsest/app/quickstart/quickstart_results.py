@@ -87,7 +87,7 @@ class Results:
         if not self.grid.axis.reads:
             return None
         if (dropped := self._change("dropped_share"))[1] is not None:
-            return "sentences dropped from the memory", dropped
+            return "sentences dropped by the rule", dropped
         return "copy fidelity", self._change("copy_fidelity")
 
     def _change(self, measure: str) -> tuple[float | None, float | None]:
@@ -192,7 +192,7 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
 
 _MEANING = {
     "copy fidelity": "share of the sentences written into memory that are in the prompt",
-    "sentences dropped from the memory": "share of the written sentences that the prompt does not support",
+    "sentences dropped by the rule": "share of the written sentences that the prompt does not support",
 }
 
 

@@ -21,7 +21,8 @@ from palimpsest.data.sources.file_source import (
 from palimpsest.engines.open import check_models, open_engine
 from palimpsest.engines.protocol import Engine
 from palimpsest.memory.policy import MemoryPolicy
-from palimpsest.memory.registry import admit_all
+from palimpsest.memory.registry import admit_all, check_roles
+from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugins import check_all
 from palimpsest.provenance import Contents
 from palimpsest.reward.grading import check_reward
@@ -98,6 +99,13 @@ def policy_checked(config: RunConfig) -> MemoryPolicy:
     for reason in suspicious(config):
         warnings.warn(reason, stacklevel=2)
     policy = policy_of(config)
+    check_roles(config)
+    if policy.reward is not None and config.reward.name in KINDS["reward"].shipped.keys() - {policy.reward}:
+        warnings.warn(
+            f"reward.name={config.reward.name}: the prompts of {config.policy.name} ask for the answer form of "
+            f"{policy.reward}, unless yours differ",
+            stacklevel=2,
+        )
     check_sinks(config)
     build_rule(config.credit)
     check_reward(config.reward)
