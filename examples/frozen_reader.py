@@ -22,6 +22,7 @@ class FrozenReaderPolicy(OverwritePolicy):
     """Options of `overwrite`."""
 
     answers_questions: ClassVar[bool] = False
+    roles: ClassVar[tuple[str, ...]] = ("reader",)
 
     async def answer(self, problem: Problem, values: Mapping[str, Sequence[int]], model: Model) -> Answered:
         """The last turn, by the reader; `values`: the memory."""
