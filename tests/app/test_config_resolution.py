@@ -124,7 +124,8 @@ def test_a_declared_role_is_the_models_own_unless_set_and_has_no_other_name() ->
     section = Agent("embedded", policy="lead", overrides=["roles={reader: {temperature: 0}}"])
     assert evaluation_config(section).roles == {"reader": RoleConfig(temperature=0)}
     assert evaluation_config(Agent(recipe="lead-quickstart")).roles["reader"].model == "embedded-lead"
-    other = Agent(recipe="lead-quickstart", policy="overwrite", overrides=["prompts=short", "roles.judge.temperature=0"])
+    changes = ["prompts=short", "roles.judge.temperature=0"]
+    other = Agent(recipe="lead-quickstart", policy="overwrite", overrides=changes)
     assert set(evaluation_config(other).roles) == {"reader", "judge"}  # a policy that declares none takes any
     with pytest.raises(ConfigError) as error:
         evaluation_config(Agent(recipe="lead-quickstart", overrides=["roles.raeder.temperature=0"]))

@@ -123,6 +123,14 @@ def check_quickstart(method: str) -> None:
         raise ConfigError(f"quickstart {method}: no such method{hint}")
 
 
+def _roles(policy: str, base: RunConfig) -> dict[str, RoleConfig]:
+    """The roles of `base` that `policy` may have; those that it declares are the model's own unless set."""
+    declared = policy_class(policy).roles
+    if declared is None or policy == base.policy.name:
+        return dict.fromkeys(declared or (), RoleConfig()) | base.roles
+    return {name: base.roles.get(name, RoleConfig()) for name in declared}
+
+
 @dataclass(frozen=True)
 class Agent:
     """A policy on a model, with the budgets, rewards and sampling of a recipe."""
@@ -166,17 +174,14 @@ class Agent:
         policy = self.policy or base.policy.name
         options, changes = self._options(policy, base)
         named = "reward.name" in changes or self.recipe is not None or (origin and policy == origin.policy.name)
-        cls = policy_class(policy)
-        wanted = None if named else cls.reward
+        wanted = None if named else policy_class(policy).reward
         reward = {} if wanted is None else {"reward.name": wanted}
-        others = base.roles if cls.roles is None else cls.roles
         changed = on_embedded(base).model_copy(
             update={
                 "policy": PolicyConfig(name=policy, options=options),
                 "model": base.model.model_copy(update={"path": self.model_name(_unsaid)}),
                 "data": base.data.model_copy(update=dict(data)),
-                "roles": dict.fromkeys(cls.roles or (), RoleConfig())
-                | {name: role for name, role in base.roles.items() if policy == base.policy.name or name in others},
+                "roles": _roles(policy, base),
                 "seed": self.seed,
                 "cold_start": None,
             }
@@ -198,8 +203,7 @@ class Agent:
         elif base.policy.name == policy:
             options |= evaluated(base.policy).options
         for key, value, _ in split_overrides(self.overrides):
-            section = "." in key or key == "roles"
-            (changes if section else options)[key] = value
+            (changes if "." in key or key == "roles" else options)[key] = value
         asked = changes.pop("policy.options", None)
         if isinstance(asked, dict):
             options = {**asked, **options}

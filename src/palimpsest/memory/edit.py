@@ -230,10 +230,9 @@ class EditPolicy(ToolAgentPolicy):
         if level > episode.level:
             values = {"percent": percent, "used": used, "limit": self.context_tokens}
             text += insert(self.texts.notice, {name: str(value) for name, value in values.items()})
-        added = episode.model.codec.encode(text)
-        if added and used + len(added) + self.reserve > self.context_tokens:
-            return
-        if added:
+        if added := episode.model.codec.encode(text):
+            if used + len(added) + self.reserve > self.context_tokens:
+                return
             latest = episode.history.exchanges[-1].shown[1][-1]
             episode.history = episode.history.with_result(latest.id, (*latest.ids, *added))
         episode.level = level
