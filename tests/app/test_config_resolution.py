@@ -16,7 +16,7 @@ import palimpsest as library
 from palimpsest.agents.open_agent import fitted
 from palimpsest.app.config_resolution import Agent, RunRequest, evaluation_config, model_folder, resolve_run, run_config
 from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
-from palimpsest.app.train.run_setup import policy_checked
+from palimpsest.app.train.run_setup import policy_checked, unearned
 from palimpsest.cli.options import resumed
 from palimpsest.config.load import load_recipe
 from palimpsest.config.reward import RewardConfig
@@ -24,6 +24,7 @@ from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.errors import ConfigError
 from palimpsest.progress.reporter import Silent
 from palimpsest.rollout.trajectory_file import encode_groups
+from palimpsest.rollout.variant import policy_of
 from palimpsest.runs.resume_rules import Imitated, RunOrigin, command_of_whole, how_to_resume, origin_of, resume_command
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
@@ -123,6 +124,7 @@ def test_a_declared_role_is_the_models_own_unless_set_and_has_no_other_name() ->
     assert evaluation_config(Agent(**bare)).roles == {"reader": RoleConfig()}
     section = Agent("embedded", policy="lead", overrides=["roles={reader: {temperature: 0}}"])
     assert evaluation_config(section).roles == {"reader": RoleConfig(temperature=0)}
+    assert evaluation_config(Agent("embedded", overrides=["reward={name: boxed}"])).reward.name == "boxed"
     assert evaluation_config(Agent(recipe="lead-quickstart")).roles["reader"].model == "embedded-lead"
     changes = ["prompts=short", "roles.judge.temperature=0"]
     other = Agent(recipe="lead-quickstart", policy="overwrite", overrides=changes)
@@ -141,9 +143,23 @@ def test_a_training_needs_the_roles_that_its_policy_declares(role: str, key: str
     assert error.value.key == key
 
 
-def test_a_reward_of_another_answer_form_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="reward.name=boxed"):
-        policy_checked(load_recipe("lead-quickstart", ["reward.name=boxed"]))
+@pytest.mark.parametrize(
+    ("recipe", "setting"),
+    [
+        ("lead-quickstart", "reward.name=boxed"),
+        ("memagent-quickstart", "reward.pass_bonus=0.5"),
+        ("memagent-quickstart", "credit.adv_estimator=success_gated"),
+    ],
+)
+def test_what_the_policy_cannot_earn_is_warned_of(recipe: str, setting: str) -> None:
+    with pytest.warns(UserWarning, match=setting):
+        policy_checked(load_recipe(recipe, [setting]))
+
+
+@pytest.mark.parametrize("recipe", ["parallel-quickstart", "edit-quickstart", "lead-quickstart"])
+def test_recipes_can_earn_what_they_set(recipe: str) -> None:
+    config = load_recipe(recipe, [])
+    assert list(unearned(config, policy_of(config))) == []
 
 
 def test_another_model_than_the_recipes_is_noted(tmp_path: Path) -> None:

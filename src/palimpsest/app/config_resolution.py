@@ -202,8 +202,9 @@ class Agent:
             options |= trained(brings.policy).options
         elif base.policy.name == policy:
             options |= evaluated(base.policy).options
+        sections = RunConfig.model_fields.keys() - options_of(policy_class(policy))
         for key, value, _ in split_overrides(self.overrides):
-            (changes if "." in key or key == "roles" else options)[key] = value
+            (changes if "." in key or key in sections else options)[key] = value
         asked = changes.pop("policy.options", None)
         if isinstance(asked, dict):
             options = {**asked, **options}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,20 @@ def open_setup(config: RunConfig, out: Path) -> Setup:
     return Setup(inputs.policy, inputs.source, inputs.held_out, inputs.skipped, engine, roles, contents)
 
 
+def unearned(config: RunConfig, policy: MemoryPolicy) -> Iterator[str]:
+    """Settings of reward and credit that the policy's episodes hardly or never earn, each with the reason."""
+    name, reward = config.policy.name, config.reward
+    if policy.reward is not None and reward.name in KINDS["reward"].shipped.keys() - {policy.reward}:
+        answer = f"the prompts of {name} ask for the answer form of {policy.reward}, unless yours differ"
+        yield f"reward.name={reward.name}: {answer}"
+    if name not in KINDS["policy"].shipped:
+        return
+    if reward.pass_bonus and getattr(policy, "passes", 1) < 2:
+        yield f"reward.pass_bonus={reward.pass_bonus:g}: {name} makes one pass; parallel may make several"
+    if config.credit.adv_estimator == "success_gated" and policy.reads_documents:
+        yield f"credit.adv_estimator=success_gated: {name} never edits its context; prune, edit and summary do"
+
+
 def policy_checked(config: RunConfig) -> MemoryPolicy:
     """The policy, after the checks that need neither model nor data."""
     check_all(config)
@@ -100,12 +114,8 @@ def policy_checked(config: RunConfig) -> MemoryPolicy:
         warnings.warn(reason, stacklevel=2)
     policy = policy_of(config)
     check_roles(config)
-    if policy.reward is not None and config.reward.name in KINDS["reward"].shipped.keys() - {policy.reward}:
-        warnings.warn(
-            f"reward.name={config.reward.name}: the prompts of {config.policy.name} ask for the answer form of "
-            f"{policy.reward}, unless yours differ",
-            stacklevel=2,
-        )
+    for reason in unearned(config, policy):
+        warnings.warn(reason, stacklevel=2)
     check_sinks(config)
     build_rule(config.credit)
     check_reward(config.reward)
