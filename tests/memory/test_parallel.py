@@ -197,6 +197,30 @@ def test_a_grounded_round_has_each_sentence_once(tiny_codec: Any) -> None:
     assert memories(published) == [("Anna is blue. Anna is blue.", True)]
 
 
+@pytest.mark.parametrize(
+    ("merge", "memory"),
+    [
+        ("Anna wears blue.", "Anna is blue."),  # two of its words are one reply's
+        ("Anna wears blue. It was cold.", "Anna is blue. It is cold."),
+        ("It is hot. Anna is blue.", "Anna is blue."),  # a unit that stands suffices
+        ("It was what it was.", " none"),  # one of three words
+        ("Cold Anna.", " none"),  # as near to one reply as to the other
+    ],
+)
+def test_a_merge_that_only_paraphrases_its_replies_quotes_them(tiny_codec: Any, merge: str, memory: str) -> None:
+    replies = ["", "It is cold.", "Anna is blue.", "", merge]
+    trajectory, _ = play(tiny_codec, [*replies, *[""] * 4, "Anna"], grounded="verbatim")
+    text = memories(trajectory)[-1][0]
+    assert " ".join(text.replace(".", ". ").split()) == memory.strip()
+    assert len(passes(trajectory)) == (1 if memory == " none" else 2)
+
+
+def test_a_pass_that_leaves_the_memory_is_the_last(tiny_codec: Any) -> None:
+    problem = Problem("p", "Who?", ("x",), DOCUMENT, memory="old")
+    trajectory, _ = play(tiny_codec, ["a", "b", "", "", "old", "x"], problem, passes=3)
+    assert passes(trajectory) == [PassEnded(0, 3, 4, 2)]
+
+
 def test_a_pass_is_one_reading_of_all_its_sections(tiny_codec: Any) -> None:
     trajectory, _ = play(tiny_codec, ["a cat", "", "blue", "", "Anna is blue. It is hot.", *[""] * 4, "Anna"])
     texts = GroupTexts(tiny_codec)

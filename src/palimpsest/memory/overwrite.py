@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from palimpsest.errors import DataError
 from palimpsest.events import DocumentTruncated, EmptyMemoryKept
 from palimpsest.memory.parts.chunks import Boundary, Overlong, split, truncate
-from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
+from palimpsest.memory.parts.grounded import Grounded, GroundedRule, quoted, sift
 from palimpsest.memory.parts.prompts import Layout, PromptSet, Slots, Wording, blocks, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_positive
 from palimpsest.text.codec import Codec, cached_on_codec
@@ -291,10 +291,11 @@ class OverwritePolicy(MemoryPolicy):
         model: Model,
         before: Sequence[int],
         read: Sequence[Sequence[int]],
+        quotes: Sequence[Sequence[int]] = (),
     ) -> list[int]:
         """The memory after a reading turn whose prompt ends with `before`: its reply without thinking.
 
-        `read`: sources in the prompt other than `memory`.
+        `read`: sources in the prompt other than `memory`. `quotes`: as for `sifted`.
         """
         turn = completion.turn
         written = without_thinking(completion.token_ids, model.codec, before)[: self.memory_tokens]
@@ -304,7 +305,7 @@ class OverwritePolicy(MemoryPolicy):
             model.event(EmptyMemoryKept(), turn=turn)
             return memory
         cut_off = completion.stop_reason is StopReason.LENGTH
-        return self.sifted(memory, written, (*read, memory), model, cut_off, turn)
+        return self.sifted(memory, written, (*read, memory), model, cut_off, turn, quotes)
 
     def sifted(
         self,
@@ -314,14 +315,19 @@ class OverwritePolicy(MemoryPolicy):
         model: Model,
         cut_off: bool,
         turn: int | None = None,
+        quotes: Sequence[Sequence[int]] = (),
     ) -> list[int]:
         """The part of `written` that passes the option `grounded`; `memory` if nothing passes.
 
-        `cut_off`: a budget ended `written`. `turn`: the turn that wrote it; None: the latest.
+        `cut_off`: a budget ended `written`. `turn`: the turn that wrote it; None: the latest. `quotes`: if nothing
+        passes, the units of these sources that it paraphrases replace it, if they fit (`grounded.quoted`).
         """
         if self.grounded == "off":
             return written
         left = sift(written, sources, model.codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
+        if quotes and not left.ids:
+            units = quoted((unit for unit, _ in left.dropped), (*quotes, memory), model.codec, self.unit)
+            left = replace(left, ids=units if len(units) <= self.memory_tokens else [])
         if left.dropped or not left.ids:
             model.event(left.event(memory), turn=turn)
         return left.ids or memory

@@ -5,15 +5,16 @@ Source: PI-Mem (arXiv 2608.03048) and its code (docs/project/differences.md).
     memory = "No previous memory"
     at most `passes` times:
         replies = model(question, memory, section)      # of every section, independent of each other
-        found   = the replies that add something        # none: stop
-        memory  = model(question, memory, found)        # in rounds of at most `merge_tokens`
+        found   = the replies that add something
+        memory  = model(question, memory, found)        # in rounds of at most `merge_tokens`; unchanged: stop
     answer = model(question, memory)                    # without the document
 
 A reply adds nothing if it is empty, says "none", has a tag `<check>no</check>`, or repeats sentences of the memory.
 Tags `<check>yes</check>` are removed. If the first pass finds one reply, it becomes the memory without a merge.
 
 `grounded` holds twice: a read admits units of its section and the memory, a merge units of its replies and the memory.
-A unit that an earlier reply of the same round has is dropped, too.
+A unit that an earlier reply of the same round has is dropped, too. If nothing of a merge is admitted, the units that it
+paraphrases become the memory.
 
 Guaranteed: a prompt never exceeds `required_context`, regardless of the number of sections; each pass reads every
 section; every merge but the last of a round has two or more replies.
@@ -25,6 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 from palimpsest.errors import ConfigError
@@ -97,7 +99,7 @@ class ParallelPolicy(OverwritePolicy):
     """`section_first` shares every section's prefix among passes, rollouts of a group and questions on a document;
     `memory_first` is the published order."""
     passes: int = 3
-    """Most readings of the document. One without any new reply is the last."""
+    """Most readings of the document. One that leaves the memory as it was is the last."""
     merge_tokens: int | None = None
     """Replies per merge prompt; None: chunk_size. More replies are merged in rounds."""
 
@@ -127,7 +129,7 @@ class ParallelPolicy(OverwritePolicy):
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Reject, at load, the problems that `overwrite` rejects, and merges too small to end."""
         OverwritePolicy.admit(self, problem, codec)
-        needed = _FEWEST * len(_item([0] * self.memory_tokens, "", codec))
+        needed = _FEWEST * (len(codec.encode("- ")) + self.memory_tokens + len(codec.encode("\n")))
         if self.room < needed:
             option = "merge_tokens" if self.merge_tokens else "merge_tokens=null, which is chunk_size"
             message = f"must have room for {_FEWEST} replies of memory_tokens={self.memory_tokens}: {needed} or more"
@@ -148,7 +150,7 @@ class ParallelPolicy(OverwritePolicy):
             model.event(MemoryWritten(tuple(memory), text, changed=memory != before, sources=sources))
             model.event(PassEnded(number, self.passes, len(chunks), len(found)))
             written = written or memory != before
-            if not found:
+            if memory == before:
                 break
         return await self.answer(problem, {"memory": memory}, model)
 
@@ -193,16 +195,17 @@ class ParallelPolicy(OverwritePolicy):
         if len(found) == 1 and not written:
             return found[0]
         template, rounds, values = self.merge_template(model.codec), 0, {"question": question, "memory": memory}
+        item = partial(_item, codec=model.codec)
         while True:
             bundles = self.bundles(found, model.codec)
             replies = await model.generate_all(
-                [template.fill({**values, "replies": Prompt.joined(bundle)}) for bundle in bundles],
+                [template.fill({**values, "replies": Prompt.joined(map(item, bundle))}) for bundle in bundles],
                 name="merge",
                 max_tokens=self.memory_tokens,
                 notes=[{"round": rounds, "bundle": number} | self._rule_note for number in range(len(bundles))],
             )
             pairs = zip(replies, bundles, strict=True)
-            kept = [self._next_memory(memory, one, model, template.pieces[-1], bundle) for one, bundle in pairs]
+            kept = [self._next_memory(memory, one, model, template.pieces[-1], bundle, bundle) for one, bundle in pairs]
             merged = self._unrepeated(kept, model.codec)
             if len(merged) == 1:
                 return merged[0]
@@ -210,20 +213,21 @@ class ParallelPolicy(OverwritePolicy):
             if len(found) < 2:
                 return found[0] if found else memory
 
-    def bundles(self, found: Sequence[Sequence[int]], codec: Codec) -> list[list[list[int]]]:
-        """Replies as list items, in bundles of at most `merge_tokens`, in order."""
+    def bundles(self, found: Sequence[list[int]], codec: Codec) -> list[list[list[int]]]:
+        """Replies in bundles whose list items have at most `merge_tokens`, in order."""
         result, room = [list[list[int]]()], self.room
         for ids in found:
-            item = _item(ids, codec.decode(ids), codec)
-            if len(item) > room and result[-1]:
+            length = len(_item(ids, codec))
+            if length > room and result[-1]:
                 result.append([])
                 room = self.room
-            result[-1].append(item)
-            room -= len(item)
+            result[-1].append(ids)
+            room -= length
         return result
 
 
-def _item(ids: Sequence[int], text: str, codec: Codec) -> list[int]:
+def _item(ids: Sequence[int], codec: Codec) -> list[int]:
+    text = codec.decode(ids)
     return [
         *codec.encode("-" if text[:1].isspace() else "- "),
         *ids,

@@ -16,6 +16,9 @@ and the tool results, except errors, which may quote the agent.
     no unit stays                                    the memory does not change
     thinking, and text outside of a policy's tags    not part of the reply: neither checked nor kept
 
+A merge of replies that are supported themselves loses none of them to a paraphrase: if no unit of it stays, the units
+that it paraphrases replace it (`quoted`).
+
 `close` uses no model. It compares a unit with each window of one to three consecutive sentences of a source
 (sentence_match.py). The unit stays if one window has
 
@@ -229,6 +232,30 @@ def unrepeated(replies: Iterable[Sequence[int]], codec: Codec, unit: Unit) -> li
         cutter = Cutter.of(ids, codec) if 0 < len(new) < len(spans) else None
         left.append(list(ids) if len(new) == len(spans) else [i for span in new if cutter for i in cutter.cut(*span)])
     return left
+
+
+def quoted(claims: Iterable[str], sources: Iterable[Sequence[int]], codec: Codec, unit: Unit) -> list[int]:
+    """[T] the units of `sources` that claims paraphrase: for each claim the unit that shares the most words with it.
+
+    A claim quotes none if that is less than half of its words, or if two units share as many.
+    """
+    found = dict[str, list[int]]()
+    for ids in sources:
+        text = codec.decode(ids, control=False)
+        if spans := unit_spans(text, unit):
+            cutter = Cutter.of(ids, codec)
+            found |= {one: cutter.cut(*span) for one, span in zip(units(text, unit), spans, strict=True)}
+    words, best = {one: _words(one) for one in found}, dict[str, None]()
+    for claim in map(_words, claims):
+        shared = sorted(words, key=lambda one: -len(claim & words[one]))[:2]
+        most, next_most = (*(len(claim & words[one]) for one in shared), 0, 0)[:2]
+        if most > next_most and 2 * most >= len(claim):
+            best[shared[0]] = None
+    return [i for one in best for i in found[one]]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", flat(text)))
 
 
 def unsupported(claims: Sequence[str], sources: Sequence[str], rule: GroundedRule) -> list[str | None]:
