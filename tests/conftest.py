@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 
 if os.environ.get("PALIMPSEST_GPU_TESTS") != "cuda":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what other tests compare byte by byte is a CPU's
@@ -16,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import HealthCheck, settings
 
-from support.browser import Watched, chromium, watching
+from support.browser import Watched, chromium
 from support.command import Done, Run
 from support.models import build_llama, build_tokenizer
 
@@ -70,11 +72,19 @@ def browser() -> Iterator[Any]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def shared_page(browser: Any, origin: str) -> Iterator[Watched]:
+    page = Watched(browser, origin)
+    yield page
+    page.close()
+
+
 @pytest.fixture
-def watched(browser: Any, origin: str) -> Iterator[Watched]:
-    """A page of a module's viewer, whose address its fixture `origin` gives."""
-    with watching(browser, origin) as page:
-        yield page
+def watched(shared_page: Watched) -> Iterator[Watched]:
+    """A page of a module's viewer, whose address its fixture `origin` gives, without traces of other tests."""
+    shared_page.reset()
+    yield shared_page
+    shared_page.check()
 
 
 @pytest.fixture(scope="session")
@@ -100,12 +110,17 @@ def device() -> str:
     return chosen
 
 
+built_once = cache(typer.main.get_command)
+"""The command line of an application: it takes 0.1 s to build, and calls don't change it."""
+
+
 @pytest.fixture
 def palimpsest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """The console script in this process: torch is imported once for all tests."""
     from palimpsest.cli.main import main
 
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("typer.main.get_command", built_once)
 
     def run(*args: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["palimpsest", *args])

@@ -184,9 +184,14 @@ def commands() -> list[tuple[str, str]]:
     return commands_of_pages
 
 
+@pytest.fixture(scope="module")
+def command_line() -> Any:
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize(("name", "line"), commands())
-def test_commands_in_the_docs_parse(name: str, line: str) -> None:
-    command: Any = typer.main.get_command(app)
+def test_commands_in_the_docs_parse(name: str, line: str, command_line: Any) -> None:
+    command = command_line
     words = shlex.split(line.partition(" > ")[0])
     while hasattr(command, "commands"):
         assert words[0] in command.commands, f"{name}: no command {words[0]}"

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("src", "scripts", "benchmarks", "examples")
 CODE = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 FILES = [*CODE, *(ROOT / "tests").rglob("*.py")]
+MODULES = {path.stem: [other for other in CODE if other.stem == path.stem] for path in CODE}
 FOREIGN = {
     *(
         "PyTorch",
@@ -44,19 +45,23 @@ def docstrings(tree: ast.AST) -> list[ast.Constant]:
 
 def names_in(text: str) -> set[str]:
     """Identifiers and the words of strings, without docstrings and comments."""
-    tree, names = ast.parse(text), set[str]()
-    prose = {id(node) for node in docstrings(tree)}
-    for node in ast.walk(tree):
-        fields = (getattr(node, field, None) for field in ("id", "attr", "name", "arg", "asname", "module"))
-        words = [*fields, node.value if isinstance(node, ast.Constant) and id(node) not in prose else None]
-        names.update(name for word in words if isinstance(word, str) for name in re.findall(r"\w+", word))
-    return names
+    nodes, words = list(ast.walk(ast.parse(text))), set[str]()
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if id(node) not in prose:
+            words.update(value for value in vars(node).values() if isinstance(value, str))
+    return set(re.findall(r"\w+", " ".join(words)))
+
+
+@cache
+def names_of(path: Path) -> set[str]:
+    return names_in(path.read_text("utf-8"))
 
 
 @cache
 def known_names() -> frozenset[str]:
     files = [path for path in FILES if path != Path(__file__)]
-    names = {name for path in files for name in names_in(path.read_text("utf-8"))}
+    names = set[str]().union(*map(names_of, files))
     recipes = " ".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.yaml"))
     return frozenset(names | set(re.findall(r"\w+", recipes)) | FOREIGN | set(dir(builtins)) | {p.stem for p in CODE})
 
@@ -70,8 +75,8 @@ def unknown(text: str) -> list[str]:
             missing += [] if there else [file]
             continue
         missing += [name for name in re.findall(r"[A-Za-z_]\w*", match[0]) if name not in known_names()]
-        modules = [path for path in CODE if path.stem == match["module"]]
-        defined = any(match["constant"] in names_in(path.read_text("utf-8")) for path in modules)
+        modules = MODULES.get(match["module"], [])
+        defined = any(match["constant"] in names_of(path) for path in modules)
         missing += [match[0]] if modules and not defined else []
     return missing
 

@@ -298,8 +298,8 @@ def test_a_plan_loads_neither_torch_nor_transformers(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("job", ["train.training_run", "evaluate.evaluation_run", "agent.play"])
-def test_runs_load_no_client_unless_they_ask_one(job: str) -> None:
-    assert "aiohttp" not in loaded(f"import palimpsest.app.{job}")
+def test_runs_load_no_client_unless_they_ask_one_and_no_matplotlib_before_they_draw(job: str) -> None:
+    assert not loaded(f"import palimpsest.app.{job}") & {"aiohttp", "matplotlib"}
 
 
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}

@@ -163,7 +163,7 @@ async def test_a_failed_reply_is_sampled_again_and_a_request_ends_with_its_last_
 def test_a_run_with_a_role_writes_the_same_bytes_however_long_steps_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = {"max_steps": 2, "batch_size": 2, "group_size": 4, "num_minibatches": 2, "save_steps": 1}
+    sizes = {"max_steps": 2, "batch_size": 1, "group_size": 4, "num_minibatches": 1, "save_steps": 1}
     settings = {f"train.{key}": value for key, value in sizes.items()}
     train("lead-quickstart", settings, out=tmp_path / "steady", quiet=True)
     rng, post = random.Random(0), ComputeThread.post

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.name != "vllm_worker.py")
-MEASURES_TORCH = {"learner.py", "rollout.py"}
+MEASURES_TORCH = ("learner.py", "rollout.py")
+WITHOUT_TORCH = [path for path in SCRIPTS if path.name not in MEASURES_TORCH]
 
 
 def measured(script: str, *words: str) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def measured(script: str, *words: str) -> dict[str, Any]:
     return dict(json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout))
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("script", WITHOUT_TORCH, ids=lambda path: path.name)
 def test_every_script_says_how_it_is_used_and_does_nothing_more(script: Path, tmp_path: Path) -> None:
     code = f"""
 import runpy, sys
@@ -36,11 +38,24 @@ sys.argv = [{str(script)!r}, "--help"]
 try:
     runpy.run_path({str(script)!r}, run_name="__main__")
 finally:
-    assert "torch" not in sys.modules or {script.name in MEASURES_TORCH}
+    assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {script.name} ")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", MEASURES_TORCH)
+def test_a_script_that_measures_torch_says_how_it_is_used(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has imported torch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+    assert capsys.readouterr().out.startswith(f"usage: {name} ")
     assert not list(tmp_path.iterdir())
 
 
@@ -101,12 +116,12 @@ def test_retrieval_figures_at_a_tiny_size() -> None:
 
 
 def test_many_episodes_finish_with_few_file_descriptors_and_no_server_is_lost() -> None:
-    words = ("--servers", "4", "--problems", "32", "--chunks", "1", "--tokens", "70", "--json")
+    words = ("--servers", "4", "--problems", "16", "--chunks", "1", "--tokens", "70", "--json")
     command = shlex.join([sys.executable, str(FOLDER / "driver.py"), *words])
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent / "src")}
-    limited = ["bash", "-c", f"ulimit -n 300; exec {command}"]
+    limited = ["bash", "-c", f"ulimit -n 150; exec {command}"]
     done = subprocess.run(limited, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "leaves the pool" not in done.stderr
     figures = json.loads(done.stdout)
-    assert (figures["episodes"], figures["turns"]) == (512, 512 * 3)
+    assert (figures["episodes"], figures["turns"]) == (256, 256 * 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from palimpsest.config.engine import EndpointEngineConfig
@@ -51,6 +51,7 @@ CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")  
 TEXT = st.text(CHARACTERS) | st.from_regex(r"[-+]?[0-9._]{0,4}[eE]?[-+]?[0-9]{0,3}", fullmatch=True)
 
 
+@settings(max_examples=30)
 @given(TEXT, TEXT)
 @example("1e5", "12e3")
 @example("W\x85", "\u2028")

@@ -20,7 +20,7 @@ def executed(notebook: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> li
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(folder / "runtime"))
     client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}})
     client.execute()
-    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return code_of(notebook)
 
 
 def shown(cell: Any) -> str:
@@ -29,15 +29,25 @@ def shown(cell: Any) -> str:
     return "\n".join(texts)
 
 
-def test_the_notebook_of_first_steps_ships_with_results_and_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shipped outputs are of 60 steps; here it takes 2, with 2 problems."""
-    notebook = nbformat.read(ROOT / "examples" / "first_steps.ipynb", as_version=4)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(cell.outputs for cell in code)
+def first_steps() -> Any:
+    return nbformat.read(ROOT / "examples" / "first_steps.ipynb", as_version=4)
+
+
+def code_of(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_the_notebook_of_first_steps_ships_with_results() -> None:
+    notebook = first_steps()
+    assert all(cell.outputs for cell in code_of(notebook))
     assert str(ROOT.parent) not in nbformat.writes(notebook)
-    for cell in code:
+
+
+@pytest.mark.slow
+def test_the_notebook_of_first_steps_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped outputs are of 60 steps; here it takes 2, with 2 problems."""
+    notebook = first_steps()
+    for cell in code_of(notebook):
         cell.source = cell.source.replace('"train.max_steps": 60', '"train.max_steps": 2').replace(
             "limit=64", "limit=2"
         )

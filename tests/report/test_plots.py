@@ -7,7 +7,8 @@ import threading
 import zlib
 from pathlib import Path
 
-from palimpsest.report.plots import Point, accuracy_figure, reward_figure, tokens_figure
+from palimpsest.report.axis_labels import Point
+from palimpsest.report.plots import accuracy_figure, reward_figure, tokens_figure
 
 
 def png_size(data: bytes) -> tuple[int, int]:

@@ -196,8 +196,8 @@ def test_damaged_indices_of_faiss_are_rejected(corpus: Path, tmp_path: Path) -> 
     save(corpus, *({"id": i, "text": f"text {i}"} for i in range(40)))
     full = pytest.importorskip("faiss").serialize_index(flat_index(corpus)).tobytes()
     written = (b"\x7f", b"\x7f" * 7, (1 << 36).to_bytes(8, "little"))  # the last: a size beyond the memory
-    damaged = [full[:at] + part + full[at + len(part) :] for at in range(48) for part in written]
-    assert sum(rejected(corpus, tmp_path / "vectors.index", data) for data in damaged) > 48
+    damaged = [full[:at] + part + full[at + len(part) :] for at in range(0, 48, 3) for part in written]
+    assert sum(rejected(corpus, tmp_path / "vectors.index", data) for data in damaged) > 16
 
 
 def test_vector_files_need_faiss_and_a_flat_index(

@@ -128,7 +128,7 @@ async def test_a_reply_is_read_up_to_a_limit_in_any_encoding(packed: str, monkey
     monkeypatch.setattr("palimpsest.retrieval.search_client.RemoteSearch.reply_bytes", 2_000_000)
     zeros = b"0" * 1_000_000
     pack = zlib.compressobj(9, wbits=31 if packed == "gzip" else 15)
-    bomb = b"".join([pack.compress(zeros) for _ in range(1_000)]) + pack.flush()
+    bomb = b"".join([pack.compress(zeros) for _ in range(300)]) + pack.flush()
     sent = [0]
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -136,7 +136,7 @@ async def test_a_reply_is_read_up_to_a_limit_in_any_encoding(packed: str, monkey
         body = bomb if packed != "identity" else None
         writer.write(f"HTTP/1.1 200 x\r\nContent-Encoding: {packed}\r\nConnection: close\r\n\r\n".encode())
         with contextlib.suppress(ConnectionError):
-            for piece in [body] if body else [zeros] * 1_000:
+            for piece in [body] if body else [zeros] * 300:
                 writer.write(piece)
                 await writer.drain()
                 sent[0] += len(piece)
@@ -148,7 +148,7 @@ async def test_a_reply_is_read_up_to_a_limit_in_any_encoding(packed: str, monkey
     async with listening, RemoteSearch(url, attempts=1) as client:
         with pytest.raises(SearchError, match="the reply exceeds 2000000 bytes"):
             await client.search(["q"], 1)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB; whole it would be 1,000,000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KB; whole it would be 300,000
     assert sent[0] < 100_000_000
 
 

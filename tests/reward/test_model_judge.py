@@ -353,7 +353,7 @@ def test_no_answer_that_is_echoed_becomes_a_verdict(echo: str) -> None:
         grader = FinalAnswerGrader(FinalAnswerConfig(match="judge"), judge)
         texts = [f"FINAL_ANSWER: {attack}" for attack in ATTACKS]
         trajectories = [Trajectory("p", "g", 0, (), Outcome.ANSWERED, text) for text in texts]
-        return [await grader.grade(Problem("p", QUESTION, GOLDS), trajectory) for trajectory in trajectories]
+        return await asyncio.gather(*(grader.grade(Problem("p", QUESTION, GOLDS), one) for one in trajectories))
 
     with judge_server(ECHOES[echo]) as server:
         grades = use(config_of(server), work)

@@ -35,6 +35,7 @@ def figures_of(out: Path, *options: str) -> dict[tuple[str, str], dict[str, Any]
     return named
 
 
+@pytest.mark.slow
 def test_one_part_alone_records_rates_and_errors(tmp_path: Path) -> None:
     figures = figures_of(tmp_path, "--only", "kernels")
     assert {part for part, _ in figures} == {"kernels"}

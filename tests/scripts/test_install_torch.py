@@ -40,22 +40,22 @@ def index(folder: Path, version: str) -> Iterator[str]:
         server.shutdown()
 
 
-def install(target: Path, ordinary: str, cpu: str, *more: str) -> tuple[str, list[str]]:
+def install(python: Path, target: Path, ordinary: str, cpu: str, *more: str) -> tuple[str, list[str]]:
     """Output of the script, and the builds in `target` afterwards."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": ordinary, "PIP_TARGET": str(target)}
     environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_CACHE_DIR": "1"}
-    command = [str(bare_python(target.parent)), str(SCRIPT), "--index", cpu, "--seconds", "3", *more]
+    command = [str(python), str(SCRIPT), "--index", cpu, "--seconds", "3", *more]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout, sorted(path.name for path in target.glob("torch-*.dist-info"))
 
 
-def bare_python(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that has pip alone."""
-    where = folder / "venv"
-    if not where.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(where)], check=True, timeout=300)
+    where = tmp_path_factory.mktemp("environment") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(where)], check=True, timeout=300)
     return where / "bin" / "python"
 
 
@@ -76,18 +76,18 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every buil
 
 
 @linux
-def test_the_cpu_index_is_used_where_it_answers(tmp_path: Path, ordinary: str) -> None:
+def test_the_cpu_index_is_used_where_it_answers(python: Path, tmp_path: Path, ordinary: str) -> None:
     with index(tmp_path / "cpu", "2.13.0+cpu") as cpu:
-        output, builds = install(tmp_path / "site", ordinary, cpu)
+        output, builds = install(python, tmp_path / "site", ordinary, cpu)
     assert builds == ["torch-2.13.0+cpu.dist-info"]
     assert output == ""
 
 
 @linux
 @pytest.mark.slow
-def test_cuda_needs_its_name(tmp_path: Path, ordinary: str) -> None:
+def test_cuda_needs_its_name(python: Path, tmp_path: Path, ordinary: str) -> None:
     with index(tmp_path / "cpu", "2.13.0+cpu") as cpu:
-        _, builds = install(tmp_path / "site", ordinary, cpu, "--build", "cuda")
+        _, builds = install(python, tmp_path / "site", ordinary, cpu, "--build", "cuda")
     assert builds == ["torch-2.13.0.dist-info"]
 
 
@@ -99,7 +99,9 @@ def test_cuda_needs_its_name(tmp_path: Path, ordinary: str) -> None:
         *(pytest.param(how, marks=pytest.mark.slow) for how in ("silent", "without that version", "unknown host")),
     ],
 )
-def test_the_ordinary_index_is_used_where_the_other_cannot_be(tmp_path: Path, ordinary: str, how: str) -> None:
+def test_the_ordinary_index_is_used_where_the_other_cannot_be(
+    python: Path, tmp_path: Path, ordinary: str, how: str
+) -> None:
     with silent() as quiet, index(tmp_path / "old", "2.0.0+cpu") as old:
         cpu = {
             "silent": quiet,
@@ -107,6 +109,6 @@ def test_the_ordinary_index_is_used_where_the_other_cannot_be(tmp_path: Path, or
             "without that version": old,
             "unknown host": "http://index.invalid/whl",
         }[how]
-        output, builds = install(tmp_path / "site", ordinary, cpu)
+        output, builds = install(python, tmp_path / "site", ordinary, cpu)
     assert builds == ["torch-2.13.0.dist-info"]
     assert "is unreachable: torch comes from pip's ordinary index" in output

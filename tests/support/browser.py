@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by Playwright: one browser per test module, one page per test."""
+"""Debian's Chromium, driven by Playwright: one browser and one page per module, a new document per test."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 CHROMIUM = os.environ.get("PALIMPSEST_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+VIEWPORT: Any = {"width": 1280, "height": 720}
+"""Playwright's default."""
 
 
 @contextmanager
@@ -62,6 +64,22 @@ class Watched:
         origin = urlsplit(self.origin).netloc
         return [url for url in self.requests if urlsplit(url).scheme != "data" and urlsplit(url).netloc != origin]
 
+    def check(self) -> None:
+        """Assert that no error and no request to another origin occurred."""
+        assert self.errors == []
+        assert self.strays == []
+
+    def reset(self) -> None:
+        """Leave the document, and forget what it stored and recorded."""
+        self.page.unroute_all(behavior="ignoreErrors")
+        if self.page.url.startswith(self.origin):
+            self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        self.page.emulate_media(media="null", color_scheme="null")
+        self.page.set_viewport_size(VIEWPORT)
+        self.page.goto("about:blank")
+        self.requests.clear()
+        self.errors.clear()
+
     def close(self) -> None:
         self.page.close()
 
@@ -71,6 +89,5 @@ def watching(browser: Any, origin: str, **options: Any) -> Iterator[Watched]:
     """A page that must end without errors and without requests to other origins."""
     page = Watched(browser, origin, **options)
     yield page
-    assert page.errors == []
-    assert page.strays == []
+    page.check()
     page.close()

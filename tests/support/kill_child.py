@@ -17,7 +17,7 @@ from palimpsest.runs.run_folder import open_run
 from palimpsest.types import Grade, Problem, Trajectory
 from support.fakes import HashLearner, SeedSampler, make_trainer
 
-STEPS = 12
+STEPS = 10
 
 
 class ParityGrader:

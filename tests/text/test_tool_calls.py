@@ -396,7 +396,7 @@ def test_mutated_replies_neither_crash_nor_invent_a_call(style: CallStyle, monke
     assert min(kinds.values()) > 500  # neither check was idle
 
 
-MEGABYTE = 1 << 20
+FLOOD = 4 * MAX_JSON_CHARS
 UNITS = (
     *("<tool_call>", "</tool_call>", "<", "</", "[TOOL_CALLS]", "[", "{", '"', "\\", " ", "a", '{"a":', "[{},", "a("),
     *("a=", "<|tool_call>call:a{", "to=functions.a", "<|message|>", '<|"|>', "'", "\\'", "<arg_key>a</arg_key>"),
@@ -410,8 +410,8 @@ HEADS = (
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_megabyte_of_anything_is_read_within_the_limits(style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> None:
-    floods = [head + unit * (MEGABYTE // len(unit)) for head in HEADS for unit in UNITS]
+def test_a_reply_beyond_the_limits_is_read_within_them(style: CallStyle, monkeypatch: pytest.MonkeyPatch) -> None:
+    floods = [head + unit * (FLOOD // len(unit)) for head in HEADS for unit in UNITS]
     for text in floods:
         check(text, style, monkeypatch)
     for text in floods[::60]:

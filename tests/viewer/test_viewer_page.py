@@ -72,7 +72,6 @@ def test_every_screen_opens_by_its_link_with_a_legend_and_named_columns(address:
     assert page.locator("h1").first.inner_text() == SCREENS[address]
     assert page.locator(".notice-bad[role=alert]").count() == 0
     assert page.locator(".legend").first.inner_text().strip()
-    page.wait_for_timeout(200)
     names = page.locator("th[scope=col], [role=columnheader]").all_inner_texts()
     assert all(name.strip() for name in names)
 
@@ -331,7 +330,7 @@ def test_light_and_dark_are_switched_by_a_button_and_paper_is_light(watched: Wat
 
 
 @pytest.fixture
-def on_paper(watched: Watched) -> Iterator[Callable[[str, str], Any]]:
+def on_paper(watched: Watched) -> Callable[[str, str], Any]:
     """Shows a screen on paper of 700 x 990 pixels."""
 
     def show_on_paper(address: str, selector: str) -> Any:
@@ -341,8 +340,7 @@ def on_paper(watched: Watched) -> Iterator[Callable[[str, str], Any]]:
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         return page
 
-    yield show_on_paper
-    watched.page.emulate_media(media="screen")
+    return show_on_paper
 
 
 @pytest.mark.parametrize("address", ["#/r/first", "#/r/first/s/30", "#/r/first/s/30/g/2"])
@@ -365,28 +363,28 @@ def test_a_table_fits_its_paper(address: str, count: int, on_paper: Callable[[st
 
 
 @pytest.mark.parametrize("width", [1280, 2560])
-def test_drawings_have_the_size_of_their_text(width: int, browser: Any, origin: str) -> None:
+def test_drawings_have_the_size_of_their_text(width: int, watched: Watched) -> None:
     scaled = "(all) => all.filter((it) => it.getScreenCTM().a !== 1).map((it) => it.outerHTML.slice(0, 200))"
-    with watching(browser, origin, viewport={"width": width, "height": 1200}) as watched:
-        for address in ("#/r/first", "#/r/first/s/30", "#/r/first/s/30/g/2", "#/r/first/s/30/e/2/1", "#/r/eval-a"):
-            page = show(watched, address, "#main svg[role]")
-            page.wait_for_timeout(100)
-            assert page.locator("#main svg").evaluate_all(scaled) == []
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
+    watched.page.set_viewport_size({"width": width, "height": 1200})
+    for address in ("#/r/first", "#/r/first/s/30", "#/r/first/s/30/g/2", "#/r/first/s/30/e/2/1", "#/r/eval-a"):
+        page = show(watched, address, "#main svg[role]")
+        page.wait_for_timeout(100)
+        assert page.locator("#main svg").evaluate_all(scaled) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("address", [*SCREENS, "#/r/eval-a"])
-def test_every_screen_fits_a_telephone(address: str, browser: Any, origin: str) -> None:
-    with watching(browser, origin, viewport={"width": 390, "height": 800}) as watched:
+def test_every_screen_fits_a_telephone(watched: Watched) -> None:
+    watched.page.set_viewport_size({"width": 390, "height": 800})
+    scrolled = ".scroll, .vtable, table.rows, .strip-drawing"
+    outside = f"""(all) => all
+        .filter((one) => !one.closest("{scrolled}") && one.getBoundingClientRect().right > 391)
+        .map((one) => one.outerHTML.slice(0, 90))"""
+    for address in (*SCREENS, "#/r/eval-a"):
         page = watched.go(address)
-        page.wait_for_timeout(300)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        assert page.locator("#top").bounding_box()["height"] < 90
-        scrolled = ".scroll, .vtable, table.rows, .strip-drawing"
-        outside = f"""(all) => all
-            .filter((one) => !one.closest("{scrolled}") && one.getBoundingClientRect().right > 391)
-            .map((one) => one.outerHTML.slice(0, 90))"""
-        assert page.locator("#main *:visible").evaluate_all(outside) == []
+        page.wait_for_timeout(100)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
+        assert page.locator("#top").bounding_box()["height"] < 90, address
+        assert page.locator("#main *:visible").evaluate_all(outside) == [], address
 
 
 @pytest.mark.parametrize("address", ["#/r/nobody", "#/r/first/s/77", "#/nowhere/at/all", "#/e/0/0/t/1"])
@@ -409,7 +407,7 @@ ABSURD = (
 @pytest.mark.parametrize("address", ABSURD)
 def test_wrong_values_in_an_address_are_ignored(address: str, watched: Watched) -> None:
     page = watched.go(address)
-    page.wait_for_timeout(300)
+    page.wait_for_timeout(100)
     assert page.locator("[role=alert]").count() == 0
 
 

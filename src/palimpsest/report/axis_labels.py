@@ -1,4 +1,5 @@
-"""Texts of a report for the axis along which an evaluation grows: longer documents, or more questions per problem.
+"""Texts of a report for the axis along which an evaluation grows: longer documents, or more questions per problem; the
+points of its figures, without matplotlib, which takes a second to import.
 
 The report fills slots in braces: `{trained}` is the largest training size and `{last}` the largest test size, both
 with their unit; `{size}` a size with its unit, `{times}` the same as a multiple of the largest training size.
@@ -6,6 +7,7 @@ with their unit; `{size}` a size with its unit, `{times}` the same as a multiple
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -132,3 +134,29 @@ QUESTIONS = AxisWords(
     "that exceed their context end early and are cheap for that reason.",
     samples="The agent's last memory, if it wrote one, and its answer on the first problems of the last size.",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured mean with its 95% interval at one size of problems."""
+
+    size: float
+    """Position on the axis of sizes, e.g. chunks of the document."""
+    mean: float
+    low: float
+    high: float
+    tokens: float = 0.0
+    """Tokens processed per problem."""
+
+
+Lines = Mapping[str, Sequence[Point]]
+"""Points by the label of their line, in drawing order, shorter ones first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLabels:
+    label: str
+    names: Mapping[float, str]
+    """Label of each position."""
+    multiplies: bool
+    """True if the axis is logarithmic."""

@@ -23,7 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
-from palimpsest.report.axis_labels import DOCUMENTS, AxisWords, times
+from palimpsest.report.axis_labels import DOCUMENTS, AxisWords, LengthLabels, Lines, Point, times
 from palimpsest.runs.jsonl_rows import is_number
 from palimpsest.text.display_text import printable
 
@@ -37,23 +37,6 @@ STYLES = (
     ("#56B4E9", "P"),
 )
 _INK, _FAINT = "#222222", "#8a8a8a"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measured mean with its 95% interval at one size of problems."""
-
-    size: float
-    """Position on the axis of sizes, e.g. chunks of the document."""
-    mean: float
-    low: float
-    high: float
-    tokens: float = 0.0
-    """Tokens processed per problem."""
-
-
-Lines = Mapping[str, Sequence[Point]]
-"""Points by the label of their line, in drawing order, shorter ones first."""
 
 
 def reward_figure(
@@ -232,15 +215,6 @@ def png(figure: Figure) -> bytes:
 FORMATS = ("svg", "png")
 _FEW = 8  # lines up to which the legend has two columns
 _LINES = ("-", "--", ":", "-.")
-
-
-@dataclass(frozen=True, slots=True)
-class LengthLabels:
-    label: str
-    names: Mapping[float, str]
-    """Label of each position."""
-    multiplies: bool
-    """True if the axis is logarithmic."""
 
 
 def accuracy_by_length(lines: Lines, axis: LengthLabels, form: str) -> bytes:

@@ -19,7 +19,6 @@ from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.summary import EvalSummary, Score, cost_columns
 from palimpsest.report.axis_labels import DOCUMENTS, AxisWords
 from palimpsest.report.page import LEGEND, ToldStory, embedded, evidence_table, page, write_page
-from palimpsest.report.plots import reward_figure, training_figures
 from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import cost_text, visible
 
@@ -207,6 +206,8 @@ def training_plots(
     """Figures of a training; `rewards`, `sizes`: [steps] mean reward, size of the problems; `rows`: metrics."""
     if not rewards:
         return []
+    from palimpsest.report.plots import reward_figure, training_figures  # matplotlib takes a second to import
+
     caption = (
         "Reward over training. Each step samples a batch of episodes. Thin line: mean reward; bold line: running mean."
     )

@@ -112,7 +112,10 @@ def test_eval_and_ask_sample_from_a_server(palimpsest: Run, tiny_model_folder: P
     assert "answer" in json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(("command", "number"), [("eval", signal.SIGTERM), ("serve", signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("eval", signal.SIGTERM), pytest.param("serve", signal.SIGKILL, marks=pytest.mark.slow)],
+)
 def test_a_command_that_ends_while_its_server_starts_leaves_no_process(
     command: str, number: signal.Signals, tiny_model_folder: Path, tmp_path: Path
 ) -> None:

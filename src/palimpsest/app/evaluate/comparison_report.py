@@ -22,8 +22,8 @@ from palimpsest.config.load import split_overrides
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY, Cell, write_json
 from palimpsest.evaluation.summary import Score
+from palimpsest.report.axis_labels import LengthLabels, Lines, Point
 from palimpsest.report.page import embedded, page
-from palimpsest.report.plots import FORMATS, LengthLabels, Lines, Point, accuracy_by_cost, accuracy_by_length
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.text.answers import unboxed
 from palimpsest.text.display_text import visible
@@ -33,6 +33,8 @@ SHOWN_FLIPS = 200  # per side, in the page
 
 def check_plot(path: Path) -> None:
     """Raise ConfigError for a plot path without a known format or folder."""
+    from palimpsest.report.plots import FORMATS  # matplotlib takes a second to import
+
     if path.suffix.removeprefix(".") not in FORMATS:
         raise ConfigError(f"--plot {path}: use a name that ends in .{' or .'.join(FORMATS)}")
     if not path.absolute().parent.is_dir():
@@ -41,6 +43,8 @@ def check_plot(path: Path) -> None:
 
 def write_plots(comparison: Comparison, path: Path) -> tuple[Path, Path]:
     """Plot accuracy by length to `path` (.svg or .png), and by cost to NAME-cost. Raises ConfigError."""
+    from palimpsest.report.plots import accuracy_by_cost, accuracy_by_length
+
     check_plot(path)
     form = path.suffix.removeprefix(".")
     lines, axis = _lines(comparison)
@@ -98,6 +102,8 @@ def _ends(score: Score) -> tuple[float | None, float, float]:
 
 
 def _page(comparison: Comparison) -> str:
+    from palimpsest.report.plots import accuracy_by_cost, accuracy_by_length
+
     lines, axis = _lines(comparison)
     figures = [
         {

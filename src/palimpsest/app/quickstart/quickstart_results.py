@@ -20,9 +20,8 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, write_json
 from palimpsest.evaluation.summary import EvalSummary, summarise
 from palimpsest.provenance import MADE_WITH, facts
-from palimpsest.report.axis_labels import times
+from palimpsest.report.axis_labels import Point, times
 from palimpsest.report.page import ToldStory, view_command
-from palimpsest.report.plots import Point, accuracy_figure, tokens_figure
 from palimpsest.report.run_reports import EvaluationResults, percent, training_plots, write_evaluation_report
 from palimpsest.runs.jsonl_rows import read_rows, whole, with_number
 from palimpsest.runs.resume_rules import made_with
@@ -197,6 +196,8 @@ _MEANING = {
 
 
 def _evaluation_plots(results: Results) -> list[dict[str, Any]]:
+    from palimpsest.report.plots import accuracy_figure, tokens_figure  # matplotlib takes a second to import
+
     words, note = results.grid.axis, visible(results.grid.config.evaluation.note)
     accuracy, tokens = dict[str, list[Point]](), dict[str, list[Point]]()
     for name, row in results.cells.items():
