@@ -81,7 +81,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "data": (4950, 24),
     "engines": (11090, 47),
     "evaluation": (1990, 7),
-    "memory": (4530, 20),
+    "memory": (4600, 20),
     "metrics": (850, 4),
     "models": (770, 4),
     "planning": (1030, 6),
