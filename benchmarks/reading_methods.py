@@ -95,7 +95,7 @@ async def compared(readers: Sequence[Reader], chunks: int, documents: int) -> li
     for reader in readers:
         whole, episodes = await reader.read(batch)
         costs = [token_costs(episode)["computed_tokens"] for episode in episodes]
-        row = {
+        row: dict[str, Any] = {
             "agent": reader.name,
             "chunks": chunks,
             "accuracy": statistics.fmean(await reader.right(batch, episodes)),

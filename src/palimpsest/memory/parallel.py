@@ -13,7 +13,7 @@ A reply adds nothing if it is empty, says "none", has a tag `<check>no</check>`,
 Tags `<check>yes</check>` are removed. If the first pass finds one reply, it becomes the memory without a merge.
 
 `grounded` holds twice: a read admits units of its section and the memory, a merge units of its replies and the memory.
-A unit that an earlier reply of the same round has is dropped, too. If nothing of a merge is admitted, the units that it
+The rule drops a unit that an earlier reply of the same round has, too. If it drops a whole merge, the units that this
 paraphrases become the memory.
 
 Guaranteed: a prompt never exceeds `required_context`, regardless of the number of sections; each pass reads every

@@ -16,8 +16,8 @@ and the tool results, except errors, which may quote the agent.
     no unit stays                                    the memory does not change
     thinking, and text outside of a policy's tags    not part of the reply: neither checked nor kept
 
-A merge of replies that are supported themselves loses none of them to a paraphrase: if no unit of it stays, the units
-that it paraphrases replace it (`quoted`).
+A merge of supported replies loses none of them to a paraphrase: if no unit of it stays, the units that it paraphrases
+replace it (`quoted`).
 
 `close` uses no model. It compares a unit with each window of one to three consecutive sentences of a source
 (sentence_match.py). The unit stays if one window has
