@@ -1,9 +1,9 @@
-"""Seconds and computed tokens per document of reading agents, each beside the first one, on the same documents.
+"""Seconds and computed tokens per document of several reading agents, and their ratios to those of the first agent.
 
     python benchmarks/reading_methods.py runs/memagent runs/parallel runs/lead --chunks 64 1024
     python benchmarks/reading_methods.py runs/memagent runs/lead data.synthetic.hops=2
 
-Each agent reads some documents one at a time, then others all at once; agents alternate. Documents ask for one fact
+Agents take turns to read some documents one at a time; then each reads others all at once. Documents ask for one fact
 among four near misses, unless overrides say otherwise, and come from the evaluation's draws. `computed`: tokens with an
 unlimited prefix cache that starts empty with each document (rollout/token_costs.py). Answers are graded as in the run's
 training, without its layers. One process, and as many threads as OMP_NUM_THREADS.

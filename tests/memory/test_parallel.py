@@ -202,7 +202,7 @@ def test_a_grounded_round_has_each_sentence_once(tiny_codec: Any) -> None:
     [
         ("Anna wears blue.", "Anna is blue."),  # two of its words are one reply's
         ("Anna wears blue. It was cold.", "Anna is blue. It is cold."),
-        ("It is hot. Anna is blue.", "Anna is blue."),  # a unit that stands suffices
+        ("It is hot. Anna is blue.", "Anna is blue."),  # one supported unit is enough
         ("It was what it was.", " none"),  # one of three words
         ("Cold Anna.", " none"),  # as near to one reply as to the other
     ],

@@ -291,7 +291,7 @@ class OverwritePolicy(MemoryPolicy):
         model: Model,
         before: Sequence[int],
         read: Sequence[Sequence[int]],
-        quotes: Sequence[Sequence[int]] = (),
+        quotes: bool = False,
     ) -> list[int]:
         """The memory after a reading turn whose prompt ends with `before`: its reply without thinking.
 
@@ -315,18 +315,18 @@ class OverwritePolicy(MemoryPolicy):
         model: Model,
         cut_off: bool,
         turn: int | None = None,
-        quotes: Sequence[Sequence[int]] = (),
+        quotes: bool = False,
     ) -> list[int]:
         """The part of `written` that passes the option `grounded`; `memory` if nothing passes.
 
         `cut_off`: a budget ended `written`. `turn`: the turn that wrote it; None: the latest. `quotes`: if nothing
-        passes, the units of these sources that it paraphrases replace it, if they fit (`grounded.quoted`).
+        passes, the units of the sources that it paraphrases replace it, if they fit (`grounded.quoted`).
         """
         if self.grounded == "off":
             return written
         left = sift(written, sources, model.codec, GroundedRule(self.grounded, self.unit), cut_off=cut_off)
         if quotes and not left.ids:
-            units = quoted((unit for unit, _ in left.dropped), (*quotes, memory), model.codec, self.unit)
+            units = quoted((unit for unit, _ in left.dropped), sources, model.codec, self.unit)
             left = replace(left, ids=units if len(units) <= self.memory_tokens else [])
         if left.dropped or not left.ids:
             model.event(left.event(memory), turn=turn)

@@ -205,7 +205,7 @@ class ParallelPolicy(OverwritePolicy):
                 notes=[{"round": rounds, "bundle": number} | self._rule_note for number in range(len(bundles))],
             )
             pairs = zip(replies, bundles, strict=True)
-            kept = [self._next_memory(memory, one, model, template.pieces[-1], bundle, bundle) for one, bundle in pairs]
+            kept = [self._next_memory(memory, one, model, template.pieces[-1], bundle, True) for one, bundle in pairs]
             merged = self._unrepeated(kept, model.codec)
             if len(merged) == 1:
                 return merged[0]

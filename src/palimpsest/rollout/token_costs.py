@@ -129,12 +129,12 @@ def cost_figures(measures: Mapping[str, float]) -> dict[str, float]:
     >>> cost_figures({"computed_tokens": 9.4, "reuse_flops": 12_345_678.0, "role_tokens/reader": 8.0})
     {'computed': 9, 'agent GFLOPs': 0.0123, 'reader tokens': 8}
     """
-    found = dict[str, float]()
     own = f"{AGENT} " if any(name.startswith("role_") for name in measures) else ""
-    if "computed_tokens" in measures:
-        found["computed"] = round(measures["computed_tokens"])
-    if "billed_tokens" in measures:
-        found[f"{own}billed"] = round(measures["billed_tokens"])
+    found: dict[str, float] = {
+        shown: round(measures[name])
+        for name, shown in {"computed_tokens": "computed", "billed_tokens": f"{own}billed"}.items()
+        if name in measures
+    }
     if "reuse_flops" in measures:
         found[f"{own}GFLOPs"] = float(f"{measures['reuse_flops'] / 1e9:.3g}")
     for name, value in measures.items():

@@ -247,10 +247,11 @@ def quoted(claims: Iterable[str], sources: Iterable[Sequence[int]], codec: Codec
             found |= {one: cutter.cut(*span) for one, span in zip(units(text, unit), spans, strict=True)}
     words, best = {one: _words(one) for one in found}, dict[str, None]()
     for claim in map(_words, claims):
-        shared = sorted(words, key=lambda one: -len(claim & words[one]))[:2]
-        most, next_most = (*(len(claim & words[one]) for one in shared), 0, 0)[:2]
-        if most > next_most and 2 * most >= len(claim):
-            best[shared[0]] = None
+        shared = {one: len(claim & of) for one, of in words.items()}
+        most = max(shared.values(), default=0)
+        nearest = [one for one, count in shared.items() if count == most]
+        if len(nearest) == 1 and 2 * most >= max(1, len(claim)):
+            best[nearest[0]] = None
     return [i for one in best for i in found[one]]
 
 
