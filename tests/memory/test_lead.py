@@ -219,6 +219,7 @@ def test_the_contract_holds_for_both_prompt_sets() -> None:
     [
         ({"chunk_size": 0}, "policy.options.chunk_size"),
         ({"query_tokens": 0}, "policy.options.query_tokens"),
+        ({"max_turns": 1}, "policy.options.max_turns"),
         ({"tools": {"search": {}}}, "policy.options.tools"),
     ],
 )

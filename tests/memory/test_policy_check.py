@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from palimpsest.errors import ConfigError
 from palimpsest.memory.overwrite import OverwritePolicy
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.memory.policy_check import check_policy
+from palimpsest.text.codec import Codec
 from palimpsest.types import Problem
 from support.agents import base_codec
 
@@ -82,6 +84,16 @@ def test_prompts_that_do_not_fit_the_window_are_a_finding_with_the_fix(tiny_code
     findings = {finding.name: finding for finding in check_policy(long, tiny_codec, 512)}
     assert (findings["options"].passed, findings["window"].passed) == (True, False)
     assert "shorten the texts" in findings["window"].message
+
+
+def test_a_configuration_that_no_episode_can_have_is_reported_once(tiny_codec: Any) -> None:
+    class Impossible(Plays):
+        def required_context(self, codec: Codec) -> int:
+            raise ConfigError("the model has none", key="model.chat_template")
+
+
+    findings = [(one.name, one.passed) for one in check_policy(Impossible(one_answer), tiny_codec, 512)]
+    assert findings == [("options", True), ("window", False)]
 
 
 # ---- calls side by side, errors, questions, memories --------------------------------------------------------------
@@ -182,7 +194,7 @@ async def by_a_role(problem: Problem, model: Any) -> Answered:
         (Plays(at_once), "order", True),
         (Plays(in_chains), "order", False),
         (Plays(with_unnamed_events), "order", False),
-        (Plays(one_answer), "order", None),
+        (Plays(one_answer), "order", True),
         (Plays(one_answer), "several questions", None),
         (Plays(one_answer, answers_questions=True), "several questions", False),
         (Plays(at_once), "failing call", True),

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from palimpsest.config.schema import SamplingConfig
-from palimpsest.events import Event, MemoryWritten
+from palimpsest.events import EmptyMemoryKept, Event, MemoryWritten
 from palimpsest.memory.policy import Answered, MemoryPolicy
 from palimpsest.metrics.memory_metrics import memory_metrics, unsupported
-from palimpsest.metrics.reading_trace import GroupTexts, ReadingTurn, Text, last_memory, readings
+from palimpsest.metrics.reading_trace import GroupTexts, MemoryChanges, ReadingTurn, Text, last_memory, readings
 from palimpsest.metrics.sentence_origins import RUN, origins
 from palimpsest.rollout.episode import play
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Prompt, StopReason, Trajectory, Turn
@@ -111,6 +111,15 @@ def test_a_memory_has_the_sources_that_its_event_names() -> None:
     assert [(one.turn.step, one.memory_after.text, str(one.section)) for one in episodes] == [
         (3, text, "Ann lives in Rome.It rains.Fog.")
     ]
+
+
+def test_a_memory_shown_turn_by_turn_has_only_what_turns_wrote() -> None:
+    turns = [reading_turn(step, "Fog.", "none", reply, "Who?") for step, reply in enumerate(("", "Bo sings.", ""))]
+    written = MemoryWritten(tuple(CODEC.encode("none")), "none", changed=False)
+    events = [[Event(EmptyMemoryKept(), 1)], [], [Event(written, 3)]]
+    changes = MemoryChanges(CODEC, 3)
+    shown = [change for pair in zip(turns, events, strict=True) if (change := changes.of(*pair)) is not None]
+    assert [(change.added, change.dropped) for change in shown] == [((), ()), (("Bo sings.",), ()), ((), ())]
 
 
 def test_a_memory_that_stayed_or_was_edited_by_hand_is_not_hallucinated() -> None:

@@ -136,11 +136,14 @@ class LeadPolicy(ToolAgentPolicy):
     unit: Unit = "sentence"
     """Unit that `grounded` stores or drops whole: a `sentence`, an `item` of a list or a `line`."""
     max_turns: int = 12
-    """Maximum turns of the lead; an episode that needs more ends as out_of_turns."""
+    """Maximum turns of the lead, at least 2, a query and the answer; an episode that needs more ends as out_of_turns."""
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
         require_positive(self, "chunk_size", "query_tokens", "reader_tokens")
+        if self.max_turns < 2:
+            message = "leaves no turn for the answer after a query; use 2 or more"
+            raise ConfigError(message, key="policy.options.max_turns", value=self.max_turns)
         if any(tool.spec.name == self.texts.tool for tool in self.built):
             message = f"can't have {self.texts.tool}, which is the policy's own; rename yours"
             raise ConfigError(message, key="policy.options.tools")

@@ -110,7 +110,10 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
     replies = {**_replies(codec), **_searching(policy, codec)}
     words = _words(codec)
     problem = _problem(policy, "check", "Which word comes last?", "".join(words))
-    findings = [_options(policy), _window(policy, codec, max_context)]
+    try:
+        findings = [_options(policy), _window(policy, codec, max_context)]
+    except ConfigError as error:  # every episode would end with it
+        return [_options(policy), Finding("window", False, str(error))]
     played = {}
     for name, reply in replies.items():
         model = ScriptedModel(codec, reply, max_context)
@@ -118,15 +121,15 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
         findings.append(await _ends(policy, problem, model, f"ends, model that {name}"))
     findings.append(_budget(played))
     findings.append(await _determinism(policy, problem, codec, max_context))
-    if played["answers briefly"].most_in_flight > 1:
-        findings.append(await _order(policy, problem, codec, max_context))
+    findings.append(await _order(policy, problem, codec, max_context))
     if policy.reads_documents:
         findings.append(await _document(policy, played, words))
     findings.append(await _adversarial(policy, codec, max_context))
     empty = _problem(policy, "check-empty", problem.question, "")
     brief = replies["answers briefly"]
     findings.append(await _ends(policy, empty, ScriptedModel(codec, brief, max_context), "empty document"))
-    findings.append(await _ends(policy, problem, ScriptedModel(codec, brief, max_context, fails=True), "failing call"))
+    failing = ScriptedModel(codec, _long_reply(policy, codec), max_context, fails=True)
+    findings.append(await _ends(policy, problem, failing, "failing call"))
     if policy.answers_questions:
         questions = [Question(word, ("none",)) for word in ("First?", "Next?", "Last?")]
         several = Problem.asking("check-several", questions, problem.context)
@@ -146,10 +149,7 @@ def _options(policy: MemoryPolicy) -> Finding:
 
 
 def _window(policy: MemoryPolicy, codec: Codec, max_context: int) -> Finding:
-    try:
-        needed = policy.required_context(codec)
-    except ConfigError as error:
-        return Finding("window", False, str(error))
+    needed = policy.required_context(codec)
     if needed > max_context:
         fault = f"prompts and budgets add up to {needed} tokens, the window is {max_context}"
         return Finding("window", False, f"{fault}: shorten the texts, or lower the budgets")
@@ -260,7 +260,9 @@ async def _order(policy: MemoryPolicy, problem: Problem, codec: Codec, max_conte
     if one.recorded != other.recorded:
         fix = "pass turn=completion.turn, or record them after the calls"
         return Finding("order", False, f"the order in which replies arrive changes the events: {fix}")
-    return Finding("order", True, f"up to {one.most_in_flight} calls side by side, in any order of replies")
+    if one.most_in_flight > 1:
+        return Finding("order", True, f"up to {one.most_in_flight} calls side by side, in any order of replies")
+    return Finding("order", True, f"one call at a time on a document of {WORDS} words")
 
 
 async def _memory(policy: MemoryPolicy, problem: Problem, model: ScriptedModel) -> Finding:

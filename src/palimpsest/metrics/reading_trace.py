@@ -245,11 +245,13 @@ class MemoryChanges:
         if turn.name == "answer":
             return None
         alone = Trajectory("", "", 0, (turn,), Outcome.ANSWERED, None, tuple(events))
-        memory = last_memory(alone, GroupTexts(self._codec))
+        texts, before = GroupTexts(self._codec), self._before
+        memory = last_memory(alone, texts)
         if memory is None:
             return None
-        before, self._before = self._before, memory.text
-        return MemoryChange(number, self._sections, memory.text, before)
+        if all(reading.changed for reading in readings(alone, texts)):  # an unchanged first one is the prompt's "none"
+            self._before = memory.text
+        return MemoryChange(number, self._sections, self._before, before)
 
 
 def _events_after_turns(trajectory: Trajectory) -> list[list[Event]]:
