@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest.cli.options import numbers
+from palimpsest.cli.options import numbers, stdout, table
 from palimpsest.data.formats.problem_files import read_problems
 from support.command import Run
 
@@ -66,3 +66,10 @@ def test_a_hint_about_columns_fits_the_command(
 ) -> None:
     (tmp_path / "f.csv").write_text("frage;antwort\nWho?;Ann\n")
     assert map in refused(*command, str(tmp_path / "f.csv"))
+
+
+def test_long_names_in_a_table_stay_distinct(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [f"run.evaluation.baselines.of_one_kind.{name}" for name in ("tokens", "prompts")]
+    stdout(width=40).print(table("", ["", "side"], [[key, "0" * 20] for key in keys]))
+    shown = capsys.readouterr().out
+    assert all(key in "".join(line[:20].strip() for line in shown.splitlines()) for key in keys), shown

@@ -286,7 +286,10 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
         pad_edge=False,
     )
     for index, column in enumerate(columns):
-        made.add_column(Text(printable(column)), justify="left" if index == 0 else "right", no_wrap=index > 0)
+        first = index == 0  # folds: keys that are cut look alike
+        made.add_column(
+            Text(printable(column)), justify="left" if first else "right", no_wrap=not first, overflow="fold"
+        )
     for row in rows:
         made.add_row(*(Text(printable(cell)) for cell in row))
     return made
