@@ -151,7 +151,7 @@ def _shown_sample(sample: Sample) -> dict[str, str]:
 class ToldEpisode:
     question: str
     memories: Sequence[str]
-    """After each turn that wrote one."""
+    """In order; one that stayed for several turns, once."""
     answer: str
     gold: str
     value: float | None

@@ -138,13 +138,16 @@ def test_the_next_steps_are_commands_that_there_are() -> None:
             command.commands[name].make_context("palimpsest", words)
 
 
-def test_a_closing_episode_has_its_answer_without_the_box(tmp_path: Path, tiny_model_folder: Path) -> None:
-    played = group("p")
+def test_a_closing_episode_has_its_answer_without_the_box_and_each_memory_once(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    played = group("p", turns=4)
     trajectories = tuple(replace(item, answer=r"So \boxed{\text{Rome}}.") for item in played.trajectories)
     records = {1: [replace(played, trajectories=trajectories)]}
     run_folder(tmp_path / "run", records=records, config=f"model:\n  path: {tiny_model_folder}\n")
     episodes = training_results(tmp_path / "run", load_config(tmp_path / "run")).episodes
     assert {(episode.answer, episode.gold) for episode in episodes} == {(r"\text{Rome}", "gold")}
+    assert {len(episode.memories) for episode in episodes} == {1}
 
 
 def test_a_training_ends_with_a_report(palimpsest: Run, tmp_path: Path, tiny_model_folder: Path) -> None:

@@ -10,6 +10,7 @@ needs an evaluation of both (`quickstart` has one).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -227,6 +228,6 @@ def _one_per_reward(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
 
 
 def _shown_episode(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> ToldEpisode:
-    written = [memory.text.strip() for memory in memories(trajectory, texts)]
+    written = [text for text, _ in itertools.groupby(memory.text.strip() for memory in memories(trajectory, texts))]
     gold = " or ".join(problem.answers)
     return ToldEpisode(problem.question, written, unboxed(trajectory.answer), gold, grade.value)
