@@ -1,7 +1,7 @@
 """Seconds and computed tokens per document of several reading agents, and their ratios to those of the first agent.
 
     python benchmarks/reading_methods.py runs/memagent runs/parallel runs/lead --chunks 64 1024
-    python benchmarks/reading_methods.py runs/memagent runs/lead data.synthetic.hops=2
+    python benchmarks/reading_methods.py runs/memagent runs/lead data.synthetic.task=two_hops
 
 Agents take turns to read some documents one at a time; then each reads others all at once. Documents ask for one fact
 among four near misses, unless overrides say otherwise, and come from the evaluation's draws. `computed`: tokens with an
@@ -35,7 +35,7 @@ from palimpsest.rollout.episode import play
 from palimpsest.rollout.token_costs import token_costs
 from palimpsest.types import Problem, Trajectory
 
-ONE_FACT = {"data.synthetic.hops": 1, "data.synthetic.distractor_facts": 4}
+ONE_FACT = {"data.synthetic.task": "needle", "data.synthetic.distractor_facts": 4}
 
 
 @dataclass(frozen=True)

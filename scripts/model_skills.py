@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from palimpsest.data.synthetic.documents import EvidenceChain, World, distractor, draw_question, near_miss
+from palimpsest.data.synthetic.families import EvidenceChain, World, distractor, draw_question, near_miss
 from palimpsest.data.synthetic.world import FILLER, PEOPLE, RELATIONS
 from palimpsest.memory import document_baselines, overwrite
 from palimpsest.text.codec import Codec
@@ -131,7 +131,7 @@ class Skills:
         memory = memory + self._facts(world, evidence, rng, rng.randint(0, most - len(memory)), relevant=False)
         rng.shuffle(memory)
         prompt = self.answer_template.fill({"question": self.encode(evidence.question), "memory": self._memory(memory)})
-        return Example(prompt, self._boxed(evidence.answer if known else UNKNOWN))
+        return Example(prompt, self._boxed(evidence.answers[0] if known else UNKNOWN))
 
     def direct(self, rng: random.Random, *, most: int = 6) -> Example:
         """Answer from a document of one to `most` paragraphs."""
@@ -150,7 +150,7 @@ class Skills:
         for i in range(0, len(sentences), 5):
             document += self._paragraph(sentences[i : i + 5], last=i + 5 >= len(sentences))
         prompt = self.direct_template.fill({"question": self.encode(evidence.question), "document": document})
-        return Example(prompt, self._boxed(evidence.answer if known else UNKNOWN))
+        return Example(prompt, self._boxed(evidence.answers[0] if known else UNKNOWN))
 
     def repeat(self, rng: random.Random, words: Sequence[int] | None = None, *, ambiguous: float = 0.5) -> Example:
         """6 to 24 random words repeated, 64 in all; trained from the second time on.

@@ -69,9 +69,10 @@ class Question:
     """One or more golds."""
 
 
-GRADING: Mapping[str, type] = {"choice_letters": str, "abstention": bool}
+GRADING: Mapping[str, type] = {"choice_letters": str, "abstention": bool, "every_gold": bool}
 """Grading rules of a problem's metadata. `choice_letters`: an answer may be the letter with its choice, "(B) Byron".
-`abstention`: the right answer is that the document doesn't say it; a judge has criteria for such questions."""
+`abstention`: the right answer is that the document doesn't say it; a judge has criteria for such questions.
+`every_gold`: the answer is a list of all golds, in any order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,7 +299,7 @@ READS = "must be a whole number, at least 1 and at most 4096, or auto or off or 
         ("roles={1: {}}", "roles.1=1: names there must be text"),
         ("train.variant={share: 0.5, options: {}}", "train.variant.options={}: must be a mapping, and not empty"),
         ("optim.eps=.nan", "optim.eps=nan: must be a number, above 0, and finite"),
-        ("data.synthetic.hops=3", "data.synthetic.hops=[3]: use 1, 2 or a list of these, e.g. [1, 2]"),
+        ("data.synthetic.task=[]", "data.synthetic.task=[]: name one family or several, each once"),
         (
             "credit.agg_mode=tokn",
             "credit.agg_mode='tokn': choose one of token, segment, trajectory, prompt; did you mean token?",

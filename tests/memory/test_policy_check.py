@@ -91,7 +91,6 @@ def test_a_configuration_that_no_episode_can_have_is_reported_once(tiny_codec: A
         def required_context(self, codec: Codec) -> int:
             raise ConfigError("the model has none", key="model.chat_template")
 
-
     findings = [(one.name, one.passed) for one in check_policy(Impossible(one_answer), tiny_codec, 512)]
     assert findings == [("options", True), ("window", False)]
 

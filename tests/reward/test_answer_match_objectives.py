@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,8 @@ def test_the_judge_gets_the_points_of_a_rubric_one_by_one_and_their_mean_counts(
     down = grade(problem, "FINAL_ANSWER: x", Scripted(x=JudgeError("down")), match="judge", golds="each")
     assert (down.value, down.reason) == (None, "judge: down")
     assert grade(problem, "FINAL_ANSWER: a new car", match="sub_em", golds="each").value == pytest.approx(2 / 3)
+    listed = replace(problem, metadata={"every_gold": True})
+    assert grade(listed, "FINAL_ANSWER: a car, reddish", judge, match="judge").value == 0.0
     assert grade(problem, "FINAL_ANSWER: a new car", match="sub_em").value == 1.0
 
 

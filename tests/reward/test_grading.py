@@ -1,5 +1,6 @@
 """Metrics and rewards against cases worked by hand and the published rules."""
 
+import asyncio
 import unicodedata
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palimpsest.config.reward import RewardConfig
+from palimpsest.reward import grading
 from palimpsest.reward.answer_match import METRICS, grading_rules, letter_of, measure
 from palimpsest.reward.grading import build_reward
 from palimpsest.types import GRADING, Grade, Outcome, Problem, Trajectory
@@ -205,8 +207,35 @@ def test_a_leading_letter_counts_where_the_data_set_declares_choices(text: str, 
 )
 def test_letters_in_the_text_of_a_choice_name_no_other_choice(text: str, letter: str | None) -> None:
     assert letter_of(text, "ABCD") == (letter or text)
-    metrics = measure(f"\\boxed{{{text}}}", [letter or text.strip("(")[0]], "ABCD")
+    metrics = measure(f"\\boxed{{{text}}}", [letter or text.strip("(")[0]], CHOICES)
     assert metrics["boxed"] == float(letter is not None)
+
+
+@pytest.mark.parametrize(
+    ("golds", "said", "right", "f1"),
+    [
+        (("tea", "New York"), "New York, tea", 1.0, 1.0),
+        (("tea", "New York"), "tea and the New York.", 1.0, 1.0),
+        (("tea", "New York"), "York tea, New", 0.0, 1.0),
+        (("tea", "New York"), "tea", 0.0, 0.5),
+        (("tea", "New York"), "tea, tea, New York", 0.0, 6 / 7),
+        (("tea", "New York"), "tea, New York, rum", 0.0, 6 / 7),
+        (("Paris, France", "Rome"), "Rome; Paris, France", 1.0, 1.0),
+        (("東京", "大阪"), "大阪と東京", 1.0, 1.0),
+        (("чай", "сок"), "сок и чай", 1.0, 1.0),
+        (("tea",), "", 0.0, 0.0),
+    ],
+)
+def test_a_list_has_to_be_complete_and_nothing_else(golds: tuple[str, ...], said: str, right: float, f1: float) -> None:
+    problem = Problem("p", "Which?", golds, metadata={"every_gold": True})
+    for name, text in (
+        ("boxed", f"\\boxed{{{said}}}"),
+        ("em", f"\\boxed{{{said}}}"),
+        ("final_answer", f"FINAL_ANSWER: {said}"),
+    ):
+        grader = build_reward(RewardConfig(name=name), CODEC).answer
+        grade = asyncio.run(grading.graded(grader, problem, Trajectory("p", "g", 0, (), Outcome.ANSWERED, text)))
+        assert (grade.value, grade.breakdown["em"], grade.breakdown["f1"]) == (right, right, pytest.approx(f1))
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,14 @@ LONGEST = 100_000
 """Maximum number of chunks of a synthetic document."""
 
 
-Number = TypeVar("Number", int, float)
+Value = TypeVar("Value")
 OneOrMore = Annotated[
-    tuple[Number, ...], BeforeValidator(lambda value: (value,) if isinstance(value, int | float) else value)
+    tuple[Value, ...], BeforeValidator(lambda value: (value,) if isinstance(value, int | float | str) else value)
 ]
-"""One number or a list."""
+"""One number or name, or a list."""
+
+Task = Literal["needle", "two_hops", "updates", "list", "count", "several", "contradiction"]
+"""Families of synthetic questions (data/synthetic/families.py)."""
 
 
 def columns_of(value: Any) -> Any:
@@ -106,9 +109,12 @@ class SyntheticConfig(Strict):
     """Paragraphs per document; the quickstart's policy reads one a turn."""
     facts_per_chunk: int = Field(5, ge=1, le=32)
     """Sentences per paragraph."""
-    hops: OneOrMore[int] = (1,)
-    """Facts that a question needs; 2: the second is about a person whom the first names. One number, or a list: each
-    training document draws one, evaluation uses the last."""
+    task: OneOrMore[Task] = ("needle",)
+    """Family of questions: needle, one fact; two_hops, a fact about a person whom another fact names; updates, the last
+    of two or three statements; list, all of two or three values; count, their number; several, two or three questions;
+    contradiction, whether two statements agree. A list: each training document draws one."""
+    val_task: OneOrMore[Task] | None = None
+    """Families of evaluations, each with its own row; null: as in training."""
     distractor_facts: OneOrMore[int] = (4,)
     """Sentences about the same person, or of the same relation, as the evidence, however long the document: one number,
     or several of which each training document draws one and evaluation has the last."""
@@ -123,9 +129,10 @@ class SyntheticConfig(Strict):
     """Minimum paragraphs between neighbouring pieces of evidence; shorter documents use the largest that fits."""
 
     @model_validator(mode="after")
-    def _numbers(self) -> SyntheticConfig:
-        if not self.hops or not set(self.hops) <= {1, 2}:
-            raise ValueError(f"data.synthetic.hops={list(self.hops)}: use 1, 2 or a list of these, e.g. [1, 2]")
+    def _lists(self) -> SyntheticConfig:
+        for key, names in (("task", self.task), ("val_task", self.val_task)):
+            if names is not None and not (names and len(set(names)) == len(names)):
+                raise ValueError(f"data.synthetic.{key}={list(names)}: name one family or several, each once")
         if not self.distractor_facts or not all(0 <= number <= 1000 for number in self.distractor_facts):
             raise ValueError(
                 f"data.synthetic.distractor_facts={list(self.distractor_facts)}: use numbers from 0 to 1000, e.g. 4 "

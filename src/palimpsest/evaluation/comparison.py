@@ -367,7 +367,7 @@ def settings_of_evaluation(identity: Mapping[str, Any], model: object, run: RunS
 
     >>> settings_of_evaluation({"policies": {"a": {"name": "a"}}, "seed": 1}, None, lambda folder: None)
     {'seed': 1, 'policy.name': 'a'}
-    >>> file = {"train_files": "a.json", "val_files": None, "synthetic": {"hops": 2}}
+    >>> file = {"train_files": "a.json", "val_files": None, "synthetic": {"chunks": 2}}
     >>> settings_of_evaluation({"data": file, "reward": {"name": "em", "state": None}}, None, lambda folder: None)
     {'data.train_files': 'a.json', 'data.val_files': None, 'reward.name': 'em'}
     """

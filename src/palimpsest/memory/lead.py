@@ -136,7 +136,7 @@ class LeadPolicy(ToolAgentPolicy):
     unit: Unit = "sentence"
     """Unit that `grounded` stores or drops whole: a `sentence`, an `item` of a list or a `line`."""
     max_turns: int = 12
-    """Maximum turns of the lead, at least 2, a query and the answer; an episode that needs more ends as out_of_turns."""
+    """Maximum turns of the lead, at least 2 (a query, the answer); an episode that needs more ends as out_of_turns."""
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)

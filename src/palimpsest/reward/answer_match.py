@@ -13,9 +13,10 @@ ungraded. `invalid_golds: gold` takes the note as the gold, as the published cod
 
 Guaranteed: a blank answer is never right; words are compared whole ("no" is not in "Norway"); every graded trajectory
 has all of `METRICS` in its breakdown; the best gold counts (`fraction`: the share of golds the answer contains), or the
-mean if each is wanted (the points of a rubric). A missing answer to an episode or a question is worth 0.0 without a
-call to the judge. A lost episode (`not outcome.gradable`) or a failed judge leaves the episode ungraded, with the
-reason, never at zero. The judge sees the answer, never the text around it.
+mean if each is wanted (the points of a rubric); a problem with `every_gold` needs all of them in a list. A missing
+answer to an episode or a question is worth 0.0 without a call to the judge. A lost episode (`not outcome.gradable`) or
+a failed judge leaves the episode ungraded, with the reason, never at zero. The judge sees the answer, never the text
+around it.
 Not covered: paraphrases and translations; an object's names in other spellings. `contains` accepts an answer that lists
 every option: use it for evaluation, and a rule of equality to train. `published_sub_em` accepts any gold when the
 answer is only an article or punctuation, and "no" for "Norway": use it to reproduce a published number, not to train.
@@ -26,10 +27,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
 from palimpsest.errors import JudgeError
@@ -39,6 +40,7 @@ from palimpsest.types import Grade, Outcome, Problem, Trajectory
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _WHOLE = frozenset({"yes", "no", "noanswer"})
+_AND = frozenset({"and", "und", "et", "y", "e", "i", "и", "та", "en", "og", "och", "ve", "dan", *"和及与與と및"})
 
 
 def comparable(answer: str, gold: str) -> tuple[str, str]:
@@ -91,6 +93,32 @@ def answer_in_gold(answer: str, gold: str) -> float:
     """
     a, g = comparable(answer, gold)
     return float(_stands_in(tokens(a), tokens(g)))
+
+
+def lists_all(answer: str, golds: Sequence[str]) -> float:
+    """1.0 if the answer has each gold once, in any order, and nothing else but separators and "and" (`_AND`).
+
+    >>> lists_all("tea, New York and beer", ["beer", "tea", "New York"]), lists_all("tea, tea", ["tea"])
+    (1.0, 0.0)
+    >>> lists_all("tea, beer, rum", ["beer", "tea"]), lists_all("tea", ["beer", "tea"])
+    (0.0, 0.0)
+    """
+    words, wanted = (_listed(texts) for texts in ([answer], golds))
+    return float(words == wanted and all(gold_in_answer(answer, gold) for gold in golds))
+
+
+def list_f1(answer: str, golds: Sequence[str]) -> float:
+    """Harmonic mean of word precision and recall over all golds, without "and".
+
+    >>> round(list_f1("tea, beer, rum", ["beer", "tea"]), 2)
+    0.8
+    """
+    words, wanted = (_listed(texts) for texts in ([answer], golds))
+    return 2 * (words & wanted).total() / ((words + wanted).total() or 1)
+
+
+def _listed(texts: Iterable[str]) -> Counter[str]:
+    return Counter(word for text in texts for word in tokens(normalize(text)) if word not in _AND)
 
 
 def _stands_in(part: list[str], words: list[str]) -> bool:
@@ -162,7 +190,7 @@ class MatchGrader:
         """Grade an episode: 0.0 to 1.0, or None if its end was not the agent's fault."""
         if not trajectory.outcome.gradable:
             return Grade(None, reason=f"episode ended as {trajectory.outcome}")
-        breakdown = measure(trajectory.answer or "", problem.answers, problem.grading.get("choice_letters", ""))
+        breakdown = measure(trajectory.answer or "", problem.answers, problem.grading)
         return Grade(breakdown[self.metric], breakdown=breakdown)
 
 
@@ -180,20 +208,21 @@ def letter_of(answer: str, letters: str) -> str:
     return found[1] if found else answer
 
 
-def measure(text: str, golds: Sequence[str], letters: str = "") -> dict[str, float]:
-    r"""All metrics of one final text; `letters`: those of a multiple choice.
+def measure(text: str, golds: Sequence[str], grading: Mapping[str, Any] | None = None) -> dict[str, float]:
+    r"""All metrics of one final text; `grading`: the problem's (types.GRADING).
 
     >>> m = measure(r"Born there, so \\boxed{Paris, France}.", ["Paris", "Lutetia"])
     >>> m["boxed"], m["sub_em"], m["fraction"], round(m["f1"], 2)
     (0.0, 1.0, 0.5, 0.67)
     """
-    extracted = extract(text)
-    answer = letter_of(extracted.text, letters) if extracted else ""
+    extracted, rules = extract(text), grading or {}
+    answer = letter_of(extracted.text, rules.get("choice_letters", "")) if extracted else ""
     boxed = answer if extracted and extracted.rule == "boxed" else ""
 
     def best(rule: Callable[[str, str], float], candidate: str) -> float:
         return max(rule(candidate, gold) for gold in golds)
 
+    listed = _of_lists(answer, boxed, golds) if "every_gold" in rules else {}
     return {
         "boxed": best(exact, boxed),
         "boxed_strict": best(published_boxed, text),
@@ -206,6 +235,17 @@ def measure(text: str, golds: Sequence[str], letters: str = "") -> dict[str, flo
         "string_match_all": string_match_all(text, golds),
         "string_match_part": string_match_part(text, golds),
         "answered": float(answer.strip() != ""),
+        **listed,
+    }
+
+
+def _of_lists(answer: str, boxed: str, golds: Sequence[str]) -> dict[str, float]:
+    """The metrics that one gold would satisfy, for an answer that has to list all."""
+    return {
+        "boxed": lists_all(boxed, golds),
+        "em": lists_all(answer, golds),
+        "f1": list_f1(answer, golds),
+        "sub_em": min(gold_in_answer(answer, gold) for gold in golds),
     }
 
 
@@ -218,7 +258,8 @@ def grading_rules(config: RewardConfig, declared: Collection[str]) -> dict[str, 
     raw = literal or name in ("boxed_strict", "sub_em_either")
     parts = f"{final.match}, {final.golds} gold, {final.objectives} questions"
     return {
-        "metric": parts if name == "final_answer" else name,
+        "metric": (parts if name == "final_answer" else name)
+        + (", lists of all golds" if "every_gold" in declared else ""),
         "answer": "whole reply" if literal else reads.get(name, "last box or answer phrase") + also,
         "digits and scripts": "by the judge" if judged else "as written" if raw else "of any script",
         "choice letters": "a letter with its text counts" if "choice_letters" in declared else "none",
@@ -253,6 +294,7 @@ class GradedObjective:
     question: str
     golds: tuple[str, ...]
     absent: bool = False  # the right answer is an abstention
+    every_gold: bool = False
 
     @property
     def invalid(self) -> bool:
@@ -264,11 +306,12 @@ def objectives(problem: Problem) -> tuple[GradedObjective, ...]:
     """The questions of a problem, in order.
 
     >>> objectives(Problem("p", "Where?", ("Oslo",)))
-    (GradedObjective(name='', question='Where?', golds=('Oslo',), absent=False),)
+    (GradedObjective(name='', question='Where?', golds=('Oslo',), absent=False, every_gold=False),)
     """
-    named = problem.metadata.get("objectives")
+    named, rules = problem.metadata.get("objectives"), problem.grading
     if not named:
-        return (GradedObjective("", problem.question, problem.answers, "abstention" in problem.grading),)
+        absent, every = ("abstention" in rules, "every_gold" in rules)
+        return (GradedObjective("", problem.question, problem.answers, absent, every),)
     return tuple(GradedObjective(one["name"], one["question"], tuple(one["answers"])) for one in named)
 
 
@@ -281,8 +324,8 @@ class Marked:
     partial: bool = False
 
 
-def compared(answer: str, golds: Sequence[str], wanted: Literal["any", "each"] = "any") -> Marked:
-    """Values by string rules.
+def compared(answer: str, golds: Sequence[str], wanted: Literal["any", "each", "all"] = "any") -> Marked:
+    """Values by string rules: of the best gold, as means over the golds, or of a list of all golds.
 
     >>> compared("Oslo, Norway", ["Oslo"]).values
     {'em': 0.0, 'f1': 0.6666666666666666, 'sub_em': 1.0}
@@ -290,6 +333,9 @@ def compared(answer: str, golds: Sequence[str], wanted: Literal["any", "each"] =
     0.5
     """
     answered = any(comparable(answer, gold)[0] for gold in golds)
+    if wanted == "all":
+        lists = _of_lists(answer, "", golds)
+        return Marked(answered, {name: lists[name] for name in _RULES})
     together = max if wanted == "any" else fmean
     return Marked(answered, {name: together([rule(answer, gold) for gold in golds]) for name, rule in _RULES.items()})
 
@@ -325,19 +371,24 @@ class FinalAnswerGrader:
             await self.judge.close()
 
     async def _marked(self, questions: Sequence[GradedObjective], named: NamedAnswers) -> list[Marked]:
-        marked = [compared(named.answers.get(one.name, ""), one.golds, self.config.golds) for one in questions]
+        marked = [compared(named.answers.get(one.name, ""), one.golds, self._wanted(one)) for one in questions]
         if self.judge is None:
             return marked
         pairs = zip(questions, marked, strict=True)
         return await all_of(self._judged(one, named.answers.get(one.name, ""), mark) for one, mark in pairs)
 
+    def _wanted(self, one: GradedObjective) -> Literal["any", "each", "all"]:
+        return "all" if one.every_gold else self.config.golds
+
     async def _judged(self, one: GradedObjective, answer: str, mark: Marked) -> Marked:
         assert self.judge is not None
         if not answer.strip():
             return replace(mark, answered=False, values={**mark.values, "judge": 0.0})
-        gold_sets = [one.golds] if self.config.golds == "any" else [(gold,) for gold in one.golds]
+        wanted = self._wanted(one)
+        gold_sets = [one.golds] if wanted == "any" else [(gold,) for gold in one.golds]
         verdicts = await all_of(self.judge.value(one.question, golds, answer, one.absent) for golds in gold_sets)
-        value, partial = fmean(value for value, _ in verdicts), any(partial for _, partial in verdicts)
+        values, partial = [value for value, _ in verdicts], any(partial for _, partial in verdicts)
+        value = min(values) if wanted == "all" else fmean(values)
         return Marked(True, {**mark.values, "judge": value}, partial)
 
 

@@ -11,8 +11,9 @@ import pytest
 
 import palimpsest
 import palimpsest as library
-from palimpsest.app.evaluate.evaluation_data import check_folder, move_aside
+from palimpsest.app.evaluate.evaluation_data import check_folder, move_aside, read_problems
 from palimpsest.app.evaluate.evaluation_result import Evaluation
+from palimpsest.config.load import load_recipe
 from palimpsest.errors import DataError, RunError
 from palimpsest.evaluation.sample_log import read_samples
 from palimpsest.runs.jsonl_rows import read_rows
@@ -52,6 +53,20 @@ def test_a_question_without_gold_is_played_once(palimpsest: Run, tmp_path: Path,
     (without,) = [sample for sample in read_samples(out / "samples.jsonl")[0] if sample.id == "p1"]
     assert (without.value, without.metrics, without.answers) == (None, {}, ())
     assert without.answer is not None
+
+
+def test_each_family_of_generated_questions_is_a_set() -> None:
+    settings = {"data.limit": 3, "data.synthetic.val_task": ["list", "needle"], "data.curriculum": None}
+    config = load_recipe("memagent-quickstart", settings)
+    cells = read_problems(config, (2, 8))
+    assert [(cell.set, cell.size) for cell in cells] == [(s, n) for s in ("list", "needle") for n in (2, 8)]
+    assert [[one.metadata["task"] for one in problems] for problems in cells.values()] == [
+        [cell.set] * 3 for cell in cells
+    ]
+    alone = read_problems(load_recipe("memagent-quickstart", settings | {"data.synthetic.val_task": "list"}), (2,))
+    assert [(cell.set, list(problems)) for cell, problems in alone.items()] == [
+        ("synthetic", list(next(iter(cells.values()))))
+    ]
 
 
 def test_training_refuses_a_question_without_a_gold_by_name(tmp_path: Path, tiny_model_folder: Path) -> None:

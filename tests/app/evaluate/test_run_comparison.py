@@ -204,14 +204,14 @@ def test_only_differences_of_configurations_are_listed(tmp_path: Path) -> None:
     assert comparison.bands == ()
 
 
-@pytest.mark.parametrize(("source", "result"), [("synthetic", {"data.synthetic.hops": (1, 2)}), (["a.json"], {})])
+@pytest.mark.parametrize(("source", "result"), [("synthetic", {"data.synthetic.chunks": (1, 2)}), (["a.json"], {})])
 def test_unused_settings_are_not_listed(source: Any, result: Any, tmp_path: Path) -> None:
     """How a recipe draws synthetic documents where files are read, and what training puts on top of a grade."""
     sides = []
-    for hops, penalty in ((1, 2.0), (2, 0.5)):
-        data = {"train_files": source, "val_files": None, "synthetic": {"hops": hops}}
+    for chunks, penalty in ((1, 2.0), (2, 0.5)):
+        data = {"train_files": source, "val_files": None, "synthetic": {"chunks": chunks}}
         identity = {"data": data, "reward": {"name": "sub_em", "unsupported_penalty": penalty, "layers": [penalty]}}
-        sides.append(folder(tmp_path / str(hops), BEFORE, identity))
+        sides.append(folder(tmp_path / str(chunks), BEFORE, identity))
     assert palimpsest.compare(*sides).differs == result
 
 

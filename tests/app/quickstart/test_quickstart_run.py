@@ -149,7 +149,7 @@ def test_a_process_ends_with_its_parent_however_that_ends(tmp_path: Path, number
 
 
 def test_turns_of_readers_are_progress_too(tmp_path: Path) -> None:
-    sizes = ["evaluation.sizes=[1]", "evaluation.problems=2", "data.synthetic.hops=1"]
+    sizes = ["evaluation.sizes=[1]", "evaluation.problems=2", "data.synthetic.task=needle"]
     shard = Shard(resolve_quickstart("lead", sizes).config, tmp_path, "lead_before", "embedded-lead")
     said = list[int | str]()
     asyncio.run(shard.play(said.append))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from palimpsest.config.data import StartsConfig, SyntheticConfig
+from palimpsest.config.data import StartsConfig, SyntheticConfig, Task
 from palimpsest.data.synthetic.documents import IN_MEMORY, SyntheticSource, make_problem
-from palimpsest.data.synthetic.world import ATTRIBUTES, Fact, read_fact
+from palimpsest.data.synthetic.families import ASKS
+from palimpsest.data.synthetic.world import ATTRIBUTES, RELATIONS, Fact, read_fact
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 from support.facts import answer_by_reading, read_facts
@@ -33,11 +36,11 @@ def evidence_of(problem: Problem) -> Fact:
     return fact
 
 
-@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize(("task", "hops"), [("needle", 1), ("two_hops", 2)])
 @pytest.mark.parametrize("chunks", [1, 4, 40])
-def test_the_document_alone_gives_the_answer(hops: int, chunks: int) -> None:
+def test_the_document_alone_gives_the_answer(task: Task, hops: int, chunks: int) -> None:
     for index in range(30):
-        problem = make_problem(3, "eval", index, chunks=chunks, hops=hops)
+        problem = make_problem(3, "eval", index, chunks=chunks, task=task)
         check_answerable(problem)
         assert [str(problem.context).count(text) for text in problem.metadata["evidence"]] == [1] * hops
 
@@ -64,8 +67,8 @@ def test_near_misses_share_the_subject_or_the_relation_and_have_the_requested_nu
 
 
 def test_documents_are_reproducible_and_their_length_does_not_change_the_question() -> None:
-    plain = make_problem(1, "train", 7, chunks=5, hops=2)
-    assert make_problem(1, "train", 7, chunks=5, hops=2, order="any", min_distance=0, rivals=0.0) == plain
+    plain = make_problem(1, "train", 7, chunks=5, task="two_hops")
+    assert make_problem(1, "train", 7, chunks=5, task="two_hops", order="any", min_distance=0, rivals=0.0) == plain
     short, long = make_problem(1, "train", 7, chunks=1), make_problem(1, "train", 7, chunks=300)
     assert (short.question, short.answers) == (long.question, long.answers)
 
@@ -90,7 +93,7 @@ def test_a_document_may_have_a_hundred_thousand_chunks() -> None:
     [
         ({}, 0, "synthetic documents of 0 chunks: use 1 to 100,000"),
         ({}, 10**9, "1,000,000,000 chunks"),
-        ({"hops": 2, "facts_per_chunk": 1}, 1, "raise data.synthetic.facts_per_chunk"),
+        ({"task": "two_hops", "facts_per_chunk": 1}, 1, "raise data.synthetic.facts_per_chunk"),
     ],
 )
 def test_impossible_sizes_are_rejected(options: dict[str, Any], size: int, message: str) -> None:
@@ -98,13 +101,68 @@ def test_impossible_sizes_are_rejected(options: dict[str, Any], size: int, messa
         SyntheticSource(SyntheticConfig(**options), seed=0).problems(step=0, count=1, size=size)
 
 
-def test_several_numbers_of_hops_are_drawn_for_training_and_the_last_is_evaluated() -> None:
-    config = SyntheticConfig.model_validate({"hops": [1, 2]})
-    drawn = [one.metadata["hops"] for one in SyntheticSource(config, 0).problems(step=0, count=200)]
-    assert 70 < drawn.count(1) < 130
-    assert drawn.count(1) + drawn.count(2) == 200
+# ---- families ------------------------------------------------------------------------------------------------
+
+
+def values_of(problem: Problem, question: str) -> list[str]:
+    """The values that the document states for a question about one fact, in their order."""
+    facts = [(relation, *fact) for fact in read_facts(str(problem.context)) for relation in RELATIONS]
+    return [v for relation, s, name, v in facts if (relation.name, relation.question.format(s=s)) == (name, question)]
+
+
+GOLDS: dict[str, Callable[[list[str]], list[str]]] = {
+    "updates": lambda values: values[-1:],
+    "list": sorted,
+    "count": lambda values: [str(len(values))],
+    "contradiction": lambda values: ["yes" if len(values) == 2 and len(set(values)) == 1 else "no"],
+}
+
+
+@pytest.mark.parametrize("task", GOLDS)
+@pytest.mark.parametrize("where", [{}, {"order": "reverse", "min_distance": 3}])
+@pytest.mark.parametrize("chunks", [1, 20])
+def test_a_reader_of_the_whole_document_finds_the_golds_of_a_family(task: Any, where: Any, chunks: int) -> None:
+    counted, golds = Counter[int](), Counter[str]()
+    for index in range(60):
+        problem = make_problem(3, "eval", index, chunks=chunks, task=task, distractor_facts=8, **where)
+        asked = problem.question.removesuffix(f" {ASKS[task]}")
+        stated = values_of(problem, asked)
+        found = GOLDS[task](stated)
+        assert (sorted(problem.answers) if task == "list" else list(problem.answers)) == found
+        assert problem.metadata["evidence"][-1].split()[-1].removesuffix(".") in stated
+        assert ("every_gold" in problem.grading) == (task == "list")
+        assert make_problem(3, "eval", index, chunks=7, task=task).question == problem.question
+        counted[len(stated)] += 1
+        golds[found[0]] += 1
+    assert set(counted) == {"updates": {2, 3}, "list": {2, 3}, "count": {1, 2, 3, 4}, "contradiction": {2}}[task]
+    assert task != "contradiction" or 18 < golds["yes"] < 42
+
+
+def test_several_questions_are_about_different_people_and_in_the_order_of_their_evidence() -> None:
+    for index in range(40):
+        options: dict[str, Any] = {"chunks": 30, "task": "several", "order": "forward", "min_distance": 4}
+        problem = make_problem(3, "eval", index, **options)
+        assert 2 <= len(problem.questions) <= 3
+        assert [values_of(problem, one.text) for one in problem.questions] == [
+            list(q.answers) for q in problem.questions
+        ]
+        chunks = problem.metadata["evidence_chunks"]
+        assert all(b - a >= 4 for a, b in itertools.pairwise(chunks))
+
+
+def test_training_draws_its_families_and_evaluation_asks_of_each_of_its_own_in_turn() -> None:
+    config = SyntheticConfig.model_validate({"task": ["needle", "two_hops"], "val_task": ["two_hops", "list"]})
+    drawn = Counter(one.metadata["task"] for one in SyntheticSource(config, 0).problems(step=0, count=200))
+    assert 70 < drawn["needle"] < 130
+    assert drawn.total() == drawn["needle"] + drawn["two_hops"]
     evaluated = SyntheticSource(config, 0, "eval").problems(step=0, count=20)
-    assert evaluated == SyntheticSource(SyntheticConfig(hops=(2,)), 0, "eval").problems(step=0, count=20)
+    assert [one.metadata["task"] for one in evaluated] == ["two_hops", "list"] * 10
+    alone = SyntheticSource(SyntheticConfig(task=("list",)), 0, "eval").problems(step=0, count=20)
+    assert evaluated[1::2] == alone[1::2]
+
+
+def test_an_update_is_never_moved_into_a_memory() -> None:
+    assert {problem.memory for problem in drawn(StartsConfig(evidence=1.0), task="updates")} == {""}
 
 
 # ---- order and distance of the evidence ----------------------------------------------------------------------
@@ -113,7 +171,7 @@ def test_several_numbers_of_hops_are_drawn_for_training_and_the_last_is_evaluate
 @settings(max_examples=50)
 @given(st.integers(0, 50), st.integers(2, 40), st.integers(0, 20), st.sampled_from(["forward", "reverse"]))
 def test_evidence_is_in_order_and_at_its_distance(index: int, chunks: int, distance: int, order: Any) -> None:
-    options: dict[str, Any] = {"facts_per_chunk": 2, "hops": 2, "order": order, "min_distance": distance}
+    options: dict[str, Any] = {"facts_per_chunk": 2, "task": "two_hops", "order": order, "min_distance": distance}
     problem = make_problem(0, "train", index, chunks=chunks, **options)
     text = str(problem.context)
     lines = text.split("\n")
@@ -127,7 +185,7 @@ def test_evidence_is_in_order_and_at_its_distance(index: int, chunks: int, dista
 
 
 def test_places_are_uniform_over_those_that_order_and_distance_admit() -> None:
-    options: dict[str, Any] = {"facts_per_chunk": 2, "hops": 2, "order": "reverse", "min_distance": 2}
+    options: dict[str, Any] = {"facts_per_chunk": 2, "task": "two_hops", "order": "reverse", "min_distance": 2}
     problems = (make_problem(0, "t", i, chunks=4, **options) for i in range(1200))
     counts = Counter(tuple(problem.metadata["evidence_chunks"]) for problem in problems)
     assert set(counts) == {(2, 0), (3, 0), (3, 1)}
@@ -135,7 +193,7 @@ def test_places_are_uniform_over_those_that_order_and_distance_admit() -> None:
 
 
 def test_rivals_state_the_relation_of_the_last_hop_for_other_people() -> None:
-    options: dict[str, Any] = {"facts_per_chunk": 2, "hops": 2, "distractor_facts": 0, "rivals": 1.0}
+    options: dict[str, Any] = {"facts_per_chunk": 2, "task": "two_hops", "distractor_facts": 0, "rivals": 1.0}
     problem = make_problem(0, "t", 3, chunks=20, order="reverse", min_distance=1, **options)
     bridge, last = problem.metadata["evidence"]
     (relation,) = [r for r in ATTRIBUTES if any(f" {s.split()[1]} " in last for s in r.statements)]
@@ -149,15 +207,15 @@ def test_rivals_state_the_relation_of_the_last_hop_for_other_people() -> None:
 # ---- problems that start with a memory -----------------------------------------------------------------------
 
 
-def drawn(starts: StartsConfig, *, hops: int = 1, count: int = 200, split: str = "train") -> list[Problem]:
-    config = SyntheticConfig.model_validate({"hops": hops, "starts": starts, "distractor_facts": (0, 4)})
+def drawn(starts: StartsConfig, *, task: Task = "needle", count: int = 200, split: str = "train") -> list[Problem]:
+    config = SyntheticConfig.model_validate({"task": task, "starts": starts, "distractor_facts": (0, 4)})
     return SyntheticSource(config, seed=5, split=split).problems(step=0, count=count)
 
 
-@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("task", ["needle", "two_hops"])
 @pytest.mark.parametrize("kind", ["evidence", "other"])
-def test_memory_and_document_together_give_the_answer(hops: int, kind: str) -> None:
-    for problem in drawn(StartsConfig.model_validate({kind: 1.0}), hops=hops):
+def test_memory_and_document_together_give_the_answer(task: Task, kind: str) -> None:
+    for problem in drawn(StartsConfig.model_validate({kind: 1.0}), task=task):
         check_answerable(problem)
 
 

@@ -35,8 +35,8 @@ from palimpsest.training.supervised.lessons import Lessons
 from palimpsest.training.supervised.supervised_loop import SupervisedTrainer
 from support.fakes import first_lessons
 
-DATA = SyntheticConfig(facts_per_chunk=2, hops=2, distractor_facts=0, competing_facts=0.5)
-ONE_HOP = SyntheticConfig(facts_per_chunk=2, hops=1)
+DATA = SyntheticConfig(facts_per_chunk=2, task=("two_hops",), distractor_facts=0, competing_facts=0.5)
+ONE_HOP = SyntheticConfig(facts_per_chunk=2)
 SIZES: dict[str, Any] = {"chunk_size": 60, "question_tokens": 80, "memory_tokens": 48, "prompts": "short"}
 COUNT = 200
 

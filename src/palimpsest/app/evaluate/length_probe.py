@@ -46,10 +46,11 @@ def probe(agent: Agent, *, chunks: int, lengths: Sequence[int], limit: int, prog
             f"policy.name={config.policy.name}: writes no memory while reading; "
             "probe a policy that reads section by section, such as overwrite or recall"
         )
+    pieces = max(len(problem.metadata["evidence"]) for problem in problems)
     documents, expected = int(hazards.answers.sum()), list[dict[str, Any]]()
     for size in sorted(set(lengths)):
         share = near_miss_share(source.problems(step=0, count=limit, size=size))
-        row = hazards.predicted(size, share, config.data.synthetic.hops[-1])
+        row = hazards.predicted(size, share, pieces)
         needed = row["reads needed"] and math.ceil(documents * row["reads needed"] / reads)
         expected.append({"chunks": size, **row, "--limit": needed})
     return {

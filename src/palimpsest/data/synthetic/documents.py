@@ -1,11 +1,12 @@
 """Synthetic long documents of templated English facts, read from the beginning or from the middle.
 
-A document is `chunks` paragraphs, one per line, of `facts_per_chunk` sentences each. A one-hop question needs one fact
-about one person ("What does Alice drink?"); a two-hop question goes through another person ("What does the one Alice
-trusts drink?"). Around the evidence are distractors and a fixed number of near misses: other facts about the same
-person, or the same relation of other people. Long documents contain more of both by chance. A share of the distractors
-may be rivals, which state the last hop's relation of other people, so that only the rest of the chain identifies the
-evidence. Evidence is in any, reasoning or reverse order, at a minimum distance in paragraphs.
+A document is `chunks` paragraphs, one per line, of `facts_per_chunk` sentences each. `task` says what its question
+needs (families.py): one fact about one person ("What does Alice drink?"), a fact about a person whom another one names
+("What does the one Alice trusts drink?"), or several. Around the evidence are distractors and a fixed number of near
+misses: other facts about the same person, or the same relation of other people. Long documents contain more of both by
+chance. A share of the distractors may be rivals, which state the last hop's relation of other people, so that only the
+rest of the chain identifies the evidence. Evidence is in any, reasoning or reverse order, at a minimum distance in
+paragraphs.
 
 Episodes may also start in the middle, with a memory (`data.synthetic.starts`). Without this, training shows no memory
 that contains its evidence for hundreds of sections:
@@ -14,13 +15,13 @@ that contains its evidence for hundreds of sections:
     other       memory: another fact, of the same person     document: unchanged
                 or of another person
 
-The memory may repeat its fact (`TWICE`) or contain another one (`TWO_FACTS`). Only one of the two facts of a two-hop
-question is in the memory.
+The memory may repeat its fact (`TWICE`) or contain another one (`TWO_FACTS`). Of several pieces of evidence only one is
+in the memory. Problems of `updates` start at the beginning, as the order of their statements decides.
 
 Guaranteed: a pure function of (seed, split, index, length) and, with `starts`, of its shares; each piece of evidence
 is in the document exactly once, at a uniformly drawn paragraph and sentence (within order and distance), unless a start
-moves it into the memory; no other sentence of the document contradicts it; a person has one value per relation in a
-document; a start never changes the answer, which memory and document together determine.
+moves it into the memory; beside it, no sentence of the document states the same relation of the same person, and a
+person has one value per relation; a start never changes the answer, which memory and document together determine.
 Not covered: consistency between documents: a fact of one may be false in another; memories of agents that don't list
 facts, as `overwrite` with short prompts does.
 """
@@ -28,12 +29,13 @@ facts, as `overwrite` with short prompts does.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from palimpsest.config.data import LONGEST, StartsConfig, SyntheticConfig
+from palimpsest.config.data import LONGEST, StartsConfig, SyntheticConfig, Task
 from palimpsest.data.assemble import Order, ordered, spaced
-from palimpsest.data.synthetic.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, Fact, Relation, read_fact
+from palimpsest.data.synthetic.families import HOPS, MOST_STATEMENTS, World, distractor, draw_evidence, near_miss, rival
+from palimpsest.data.synthetic.world import PEOPLE, RELATIONS, Fact, read_fact
 from palimpsest.errors import DataError
 from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.types import Problem
@@ -114,86 +116,6 @@ def _with_memory(problem: Problem, first: str, rng: random.Random) -> Problem:
 
 NEAR_MISSES = 4
 """Default number of near misses in a document."""
-FILLER_SHARE = 0.08
-
-
-@dataclass(slots=True)
-class World:
-    """The facts of one document: values are drawn on demand and fixed afterwards."""
-
-    rng: random.Random
-    facts: dict[tuple[str, str], str] = field(default_factory=dict)
-
-    def value(self, subject: str, relation: Relation) -> str:
-        key = (subject, relation.name)
-        if key not in self.facts:
-            value = self.rng.choice(relation.values)
-            while value == subject:
-                value = self.rng.choice(relation.values)
-            self.facts[key] = value
-        return self.facts[key]
-
-    def sentence(self, subject: str, relation: Relation, rng: random.Random) -> str:
-        return rng.choice(relation.statements).format(s=subject, v=self.value(subject, relation))
-
-    def sentences(self, subject: str, relation: Relation) -> list[str]:
-        """All statements of the fact."""
-        return [statement.format(s=subject, v=self.value(subject, relation)) for statement in relation.statements]
-
-
-@dataclass(frozen=True, slots=True)
-class EvidenceChain:
-    """The (subject, relation) chain of a question."""
-
-    chain: tuple[tuple[str, Relation], ...]
-    question: str
-    answer: str
-
-
-def draw_question(world: World, hops: int, rng: random.Random) -> EvidenceChain:
-    """A random question with its chain of facts, in reasoning order."""
-    subject = rng.choice(PEOPLE)
-    if hops == 1:
-        relation = rng.choice(RELATIONS)
-        return EvidenceChain(
-            ((subject, relation),), relation.question.format(s=subject), world.value(subject, relation)
-        )
-    tie, attribute = rng.choice(TIES), rng.choice(ATTRIBUTES)
-    bridge = world.value(subject, tie)
-    assert tie.of is not None
-    question = attribute.question.format(s=tie.of.format(s=subject))
-    return EvidenceChain(((subject, tie), (bridge, attribute)), question, world.value(bridge, attribute))
-
-
-def distractor(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
-    """A sentence that is not evidence: filler, or any other fact."""
-    if rng.random() < FILLER_SHARE:
-        return rng.choice(FILLER)
-    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), rng.choice(RELATIONS)))
-
-
-def near_miss(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
-    """A fact with the subject or the relation of a piece of evidence."""
-    subject, relation = rng.choice(evidence.chain)
-    if rng.random() < 0.5:
-        return _other_fact(world, evidence, rng, lambda: (subject, rng.choice(RELATIONS)))
-    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
-
-
-def rival(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
-    """The last hop's relation, of another person."""
-    _, relation = evidence.chain[-1]
-    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
-
-
-def _other_fact(
-    world: World, evidence: EvidenceChain, rng: random.Random, draw: Callable[[], tuple[str, Relation]]
-) -> str:
-    evidence_keys = {(subject, relation.name) for subject, relation in evidence.chain}
-    while True:
-        subject, relation = draw()
-        if (subject, relation.name) not in evidence_keys:
-            return world.sentence(subject, relation, rng)
 
 
 def make_problem(
@@ -203,7 +125,7 @@ def make_problem(
     *,
     chunks: int,
     facts_per_chunk: int = 5,
-    hops: int = 1,
+    task: Task = "needle",
     distractor_facts: int = NEAR_MISSES,
     rivals: float = 0.0,
     order: Order = "any",
@@ -215,20 +137,22 @@ def make_problem(
     >>> len(problem.context.split("\\n")), problem.metadata["evidence"][0] in problem.context
     (3, True)
     """
-    rng = keyed_random(seed, "question", split, index, hops)
+    drawn_by = HOPS.get(task, task)
+    rng = keyed_random(seed, "question", split, index, drawn_by)
     world = World(random.Random(rng.random()))
-    evidence = draw_question(world, hops, rng)
-    statements = [world.sentence(subject, relation, rng) for subject, relation in evidence.chain]
-    rng = keyed_random(seed, "document", split, index, hops, chunks, facts_per_chunk)
-    total = chunks * facts_per_chunk
-    distance = min(min_distance, (chunks - 1) // max(1, len(statements) - 1))
+    evidence = draw_evidence(task, world, rng)
+    rng = keyed_random(seed, "document", split, index, drawn_by, chunks, facts_per_chunk)
+    fixed, total = len(evidence.statements), chunks * facts_per_chunk
+    distance = min(min_distance, (chunks - 1) // max(1, fixed - 1))
     if order == "any" and distance == 0:
-        places = rng.sample(range(total), min(total, len(statements) + distractor_facts))
+        places = rng.sample(range(total), min(total, fixed + distractor_facts))
     else:
-        places = _ordered_places(rng, len(statements), chunks, facts_per_chunk, order, distance)
+        places = _ordered_places(rng, fixed, chunks, facts_per_chunk, order, distance)
         free = [slot for slot in range(total) if slot not in places]
         places += rng.sample(free, min(len(free), distractor_facts))
-    chosen = statements + [near_miss(world, evidence, rng) for _ in places[len(statements) :]]
+    if evidence.outdated:
+        places[:fixed] = sorted(places[:fixed])
+    chosen = [*evidence.statements, *(near_miss(world, evidence, rng) for _ in places[fixed:])]
     at = dict(zip(places, chosen, strict=True))
     sentences = [
         at.get(i) or (rival if rivals and rng.random() < rivals else distractor)(world, evidence, rng)
@@ -236,13 +160,16 @@ def make_problem(
     ]
     lines = ["- " + " ".join(sentences[i : i + facts_per_chunk]) for i in range(0, len(sentences), facts_per_chunk)]
     metadata = {
-        "hops": hops,
+        "task": task,
         "chunks": chunks,
-        "evidence": statements,
-        "evidence_chunks": [slot // facts_per_chunk for slot in places[: len(statements)]],
+        "evidence": list(evidence.statements[evidence.outdated :]),
+        "evidence_chunks": [slot // facts_per_chunk for slot in places[evidence.outdated : fixed]],
+        **({"every_gold": True} if evidence.every_gold else {}),
     }
-    name = f"synthetic-{split}-{seed}-{hops}hop-{index}"
-    return Problem(name, evidence.question, (evidence.answer,), "\n".join(lines), metadata)
+    name = f"synthetic-{split}-{seed}-{f'{HOPS[task]}hop' if task in HOPS else task}-{index}"
+    if evidence.questions:
+        return Problem.asking(name, evidence.questions, "\n".join(lines), metadata)
+    return Problem(name, evidence.question, evidence.answers, "\n".join(lines), metadata)
 
 
 def _ordered_places(
@@ -254,9 +181,9 @@ def _ordered_places(
     return [slot * facts_per_chunk + rng.randrange(facts_per_chunk) for slot in slots]
 
 
-def draw_hops(config: SyntheticConfig, *key: int | str) -> int:
-    """The hops of one document, from a generator of their own."""
-    return keyed_random("hops", *key).choice(config.hops)
+def draw_task(config: SyntheticConfig, *key: int | str) -> Task:
+    """The family of one training document, from a generator of its own."""
+    return keyed_random("hops", *key).choice(config.task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,29 +202,36 @@ class SyntheticSource:
         size = self.config.chunks if size is None else size
         if not 1 <= size <= LONGEST:
             raise DataError(f"synthetic documents of {size:,} chunks: use 1 to {LONGEST:,}")
-        most = max(self.config.hops)
-        if size * self.config.facts_per_chunk < most:
+        needed, task = max((MOST_STATEMENTS[task], task) for task in self.tasks)
+        if size * self.config.facts_per_chunk < needed:
             raise DataError(
-                f"synthetic documents of one sentence are too short for data.synthetic.hops={most}: raise "
-                "data.synthetic.facts_per_chunk or the chunks"
+                f"synthetic documents of {size * self.config.facts_per_chunk} sentences are too short for "
+                f"data.synthetic.task={task}, which fixes up to {needed}: raise data.synthetic.facts_per_chunk or the "
+                "chunks"
             )
         start = derive_seed(self.seed, "synthetic", self.split, step, round) if self.split == "train" else step * count
         return [self._problem(start + i, size) for i in range(count)]
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Families of the split."""
+        return self.config.task if self.split == "train" else self.config.val_task or self.config.task
 
     def _problem(self, index: int, chunks: int) -> Problem:
         config = self.config
         training = self.split == "train"
         rng = keyed_random(self.seed, "variety", self.split, index)
+        task = draw_task(config, self.seed, self.split, index) if training else self.tasks[index % len(self.tasks)]
         problem = make_problem(
             self.seed,
             self.split,
             index,
             chunks=chunks,
             facts_per_chunk=config.facts_per_chunk,
-            hops=draw_hops(config, self.seed, self.split, index) if training else config.hops[-1],
+            task=task,
             distractor_facts=rng.choice(config.distractor_facts) if training else config.distractor_facts[-1],
             rivals=rng.choice(config.competing_facts) if training else config.competing_facts[-1],
             order=config.order,
             min_distance=config.min_distance,
         )
-        return started(problem, config.starts, rng) if training and config.starts else problem
+        return started(problem, config.starts, rng) if training and config.starts and task != "updates" else problem

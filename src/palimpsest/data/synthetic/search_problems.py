@@ -26,7 +26,7 @@ from typing import Any
 
 from palimpsest.config.data import SearchDataConfig
 from palimpsest.data.record import search_problem
-from palimpsest.data.synthetic.documents import World
+from palimpsest.data.synthetic.families import World
 from palimpsest.data.synthetic.world import PEOPLE, RELATIONS, TIES, Relation
 from palimpsest.errors import DataError
 from palimpsest.seeding import derive_seed, keyed_random
@@ -107,7 +107,6 @@ def make_search_problem(
         for subject, relation in wanted.items()
     ]
     metadata = {
-        "hops": 1,
         "passages": passages,
         "steps": tuple(steps),
         "evidence": tuple(step["fact"] for step in steps),

@@ -28,11 +28,12 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from palimpsest.config.data import SyntheticConfig
-from palimpsest.data.synthetic.documents import (
+from palimpsest.data.synthetic.documents import draw_task
+from palimpsest.data.synthetic.families import (
+    HOPS,
     EvidenceChain,
     World,
     distractor,
-    draw_hops,
     draw_question,
     near_miss,
     rival,
@@ -120,7 +121,7 @@ class Lessons:
     def draw(self, index: int) -> Trajectory:
         rng = keyed_random(self.seed, "lesson", index)
         world = World(random.Random(rng.random()))
-        evidence = draw_question(world, draw_hops(self.data, self.seed, index), rng)
+        evidence = draw_question(world, HOPS.get(draw_task(self.data, self.seed, index), 1), rng)
         draws = keyed_random(self.seed, "reply", index)  # a separate generator for draws that differ by policy
         most = self._most_facts(world, evidence, rng)
         if rng.random() < ANSWERS:
@@ -145,7 +146,7 @@ class Lessons:
         answerable = rng.random() < KNOWN
         held = statements if answerable else rng.sample(statements, rng.randint(0, len(statements) - 1))
         distractors = tuple(self._other(world, evidence, rng) for _ in range(2 * most))
-        return AnswerScene(evidence.question, tuple(held), distractors, evidence.answer if answerable else UNKNOWN)
+        return AnswerScene(evidence.question, tuple(held), distractors, evidence.answers[0] if answerable else UNKNOWN)
 
     def _fact(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
         if rng.random() < EVIDENCE:

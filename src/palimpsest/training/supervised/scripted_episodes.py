@@ -48,7 +48,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from palimpsest.config.data import SearchDataConfig
+from palimpsest.config.data import SearchDataConfig, Task
 from palimpsest.data.synthetic.documents import make_problem
 from palimpsest.data.synthetic.search_problems import SearchStep, SyntheticSearchSource, plan
 from palimpsest.data.synthetic.world import PEOPLE
@@ -364,8 +364,8 @@ class LeadLessons:
     def draw(self, index: int) -> Trajectory:
         rng = keyed_random(self.seed, "lead lesson", index)
         chunks, near_misses = rng.randint(1, MOST_SECTIONS), rng.randint(0, MOST_NEAR_MISSES)
-        hops = rng.choice((1, 2, 2))
-        problem = make_problem(self.seed, "lessons", index, chunks=chunks, hops=hops, distractor_facts=near_misses)
+        task: Task = rng.choice(("needle", "two_hops", "two_hops"))
+        problem = make_problem(self.seed, "lessons", index, chunks=chunks, task=task, distractor_facts=near_misses)
         return LeadAndReaders(self.codec, problem, self.policy, rng).played(index)
 
 

@@ -1,0 +1,182 @@
+"""Task families of synthetic documents: what a question asks, and the sentences that answer it.
+
+    needle           one fact                                      its value
+    two_hops         a fact about a person whom another fact names its value
+    updates          one fact, stated two or three times           the value of the last statement
+    list             two or three values of one relation           all values, in any order
+    count            one to four values of one relation            their number
+    several          two or three questions about different people a value each
+    contradiction    one fact, stated twice                        yes if both statements agree, otherwise no
+
+The families after `two_hops` end their question with what is asked for (`ASKS`), so that a mixture is answerable.
+
+Guaranteed: the values of one question differ; no sentence that is not evidence states a relation that the question asks
+of the same person.
+Not covered: time in the text: an update is later because it comes later.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from palimpsest.config.data import Task
+from palimpsest.data.synthetic.world import ATTRIBUTES, FILLER, PEOPLE, RELATIONS, TIES, Relation
+from palimpsest.types import Question
+
+FILLER_SHARE = 0.08
+
+
+@dataclass(slots=True)
+class World:
+    """The facts of one document: values are drawn on demand and fixed afterwards."""
+
+    rng: random.Random
+    facts: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def value(self, subject: str, relation: Relation) -> str:
+        key = (subject, relation.name)
+        if key not in self.facts:
+            value = self.rng.choice(relation.values)
+            while value == subject:
+                value = self.rng.choice(relation.values)
+            self.facts[key] = value
+        return self.facts[key]
+
+    def sentence(self, subject: str, relation: Relation, rng: random.Random) -> str:
+        return rng.choice(relation.statements).format(s=subject, v=self.value(subject, relation))
+
+    def sentences(self, subject: str, relation: Relation) -> list[str]:
+        """All statements of the fact."""
+        return [statement.format(s=subject, v=self.value(subject, relation)) for statement in relation.statements]
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceChain:
+    """The question of a document, its golds, and the sentences that answer it."""
+
+    chain: tuple[tuple[str, Relation], ...]
+    """(subject, relation) of the evidence, in reasoning order; no other sentence states these."""
+    question: str
+    answers: tuple[str, ...]
+    statements: tuple[str, ...] = ()
+    """Sentences to place; of `updates`, in the order of the document."""
+    outdated: int = 0
+    """How many of the first statements are no evidence."""
+    every_gold: bool = False
+    """All golds are needed, not any."""
+    questions: tuple[Question, ...] = ()
+    """Two or more, each about one statement; empty for one question."""
+
+
+def draw_question(world: World, hops: int, rng: random.Random) -> EvidenceChain:
+    """A random question with its chain of one or two facts, in reasoning order, without statements."""
+    subject = rng.choice(PEOPLE)
+    if hops == 1:
+        relation = rng.choice(RELATIONS)
+        return EvidenceChain(
+            ((subject, relation),), relation.question.format(s=subject), (world.value(subject, relation),)
+        )
+    tie, attribute = rng.choice(TIES), rng.choice(ATTRIBUTES)
+    bridge = world.value(subject, tie)
+    assert tie.of is not None
+    question = attribute.question.format(s=tie.of.format(s=subject))
+    return EvidenceChain(((subject, tie), (bridge, attribute)), question, (world.value(bridge, attribute),))
+
+
+# ---- Families ------------------------------------------------------------------------------------------------
+
+
+HOPS = {"needle": 1, "two_hops": 2}
+"""Families of one chain, and its length."""
+ASKS = {
+    "updates": "Use the last one.",
+    "list": "Name all.",
+    "count": "How many?",
+    "contradiction": "Do all agree?",
+}
+"""What the other families ask for, after a question of one fact."""
+MOST_STATEMENTS = {"needle": 1, "two_hops": 2, "updates": 3, "list": 3, "count": 4, "several": 3, "contradiction": 2}
+"""Most sentences of a document that a family fixes."""
+
+
+def draw_evidence(task: Task, world: World, rng: random.Random) -> EvidenceChain:
+    """A random question of a family, with its statements.
+
+    >>> drawn = draw_evidence("list", World(random.Random(0)), random.Random(3))
+    >>> drawn.question, drawn.answers, drawn.statements
+    ('What does Enzo sell? Name all.', ('jars', 'maps'), ('Enzo makes jars.', 'Enzo sells maps.'))
+    """
+    if task in HOPS:
+        evidence = draw_question(world, HOPS[task], rng)
+        return replace(evidence, statements=tuple(world.sentence(*fact, rng) for fact in evidence.chain))
+    if task == "several":
+        return _several(world, rng)
+    subject, relation = rng.choice(PEOPLE), rng.choice(ATTRIBUTES)
+    values = rng.sample(relation.values, _NUMBERS[task](rng))
+    verbs = rng.sample(relation.statements, 2) if task == "contradiction" else rng.choices(relation.statements, k=4)
+    stated = (values * 2)[:2] if task == "contradiction" else values
+    golds = {"updates": values[-1:], "list": values, "count": [str(len(values))]}
+    return EvidenceChain(
+        ((subject, relation),),
+        f"{relation.question.format(s=subject)} {ASKS[task]}",
+        tuple(golds.get(task) or [("yes", "no")[len(values) - 1]]),
+        tuple(verb.format(s=subject, v=value) for verb, value in zip(verbs, stated, strict=False)),
+        outdated=len(values) - 1 if task == "updates" else 0,
+        every_gold=task == "list",
+    )
+
+
+_NUMBERS: Mapping[str, Callable[[random.Random], int]] = {
+    "updates": lambda rng: rng.choice((2, 3)),
+    "list": lambda rng: rng.choice((2, 3)),
+    "count": lambda rng: rng.choice((1, 2, 3, 4)),
+    "contradiction": lambda rng: rng.choice((1, 2)),
+}
+"""Different values of the one relation that the question asks about."""
+
+
+def _several(world: World, rng: random.Random) -> EvidenceChain:
+    people = rng.sample(PEOPLE, rng.choice((2, 3)))
+    chain = tuple((person, rng.choice(RELATIONS)) for person in people)
+    questions = tuple(
+        Question(relation.question.format(s=one), (world.value(one, relation),)) for one, relation in chain
+    )
+    return EvidenceChain(
+        chain, "", (), statements=tuple(world.sentence(*fact, rng) for fact in chain), questions=questions
+    )
+
+
+# ---- Other sentences -----------------------------------------------------------------------------------------
+
+
+def distractor(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
+    """A sentence that is not evidence: filler, or any other fact."""
+    if rng.random() < FILLER_SHARE:
+        return rng.choice(FILLER)
+    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), rng.choice(RELATIONS)))
+
+
+def near_miss(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
+    """A fact with the subject or the relation of a piece of evidence."""
+    subject, relation = rng.choice(evidence.chain)
+    if rng.random() < 0.5:
+        return _other_fact(world, evidence, rng, lambda: (subject, rng.choice(RELATIONS)))
+    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
+
+
+def rival(world: World, evidence: EvidenceChain, rng: random.Random) -> str:
+    """The last hop's relation, of another person."""
+    _, relation = evidence.chain[-1]
+    return _other_fact(world, evidence, rng, lambda: (rng.choice(PEOPLE), relation))
+
+
+def _other_fact(
+    world: World, evidence: EvidenceChain, rng: random.Random, draw: Callable[[], tuple[str, Relation]]
+) -> str:
+    evidence_keys = {(subject, relation.name) for subject, relation in evidence.chain}
+    while True:
+        subject, relation = draw()
+        if (subject, relation.name) not in evidence_keys:
+            return world.sentence(subject, relation, rng)
