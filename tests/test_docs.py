@@ -53,7 +53,7 @@ WORDS = {
     "how-to/multi-gpu.md": 900, "how-to/vllm.md": 1190, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
     "how-to/evaluate.md": 950, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
     "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 910,
-    "how-to/prepare-data.md": 990, "how-to/generate-data.md": 1000, "how-to/retrieval.md": 700, "how-to/ask.md": 500,
+    "how-to/prepare-data.md": 990, "how-to/generate-data.md": 1030, "how-to/retrieval.md": 700, "how-to/ask.md": 500,
     "how-to/serve.md": 1400, "how-to/docker.md": 350, "how-to/ollama.md": 350, "how-to/python.md": 820,
     "how-to/custom-policy.md": 1460, "how-to/side-by-side.md": 480, "how-to/custom-reward.md": 830,
     "how-to/custom-engine.md": 500,

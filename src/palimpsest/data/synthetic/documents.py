@@ -20,7 +20,7 @@ in the memory. Problems of `updates` start at the beginning, as the order of the
 
 Guaranteed: a pure function of (seed, split, index, length) and, with `starts`, of its shares; each piece of evidence
 is in the document exactly once, at a uniformly drawn paragraph and sentence (within order and distance), unless a start
-moves it into the memory; beside it, no sentence of the document states the same relation of the same person, and a
+moves it into the memory; no other sentence of the document states the same relation of the same person, and a
 person has one value per relation; a start never changes the answer, which memory and document together determine.
 Not covered: consistency between documents: a fact of one may be false in another; memories of agents that don't list
 facts, as `overwrite` with short prompts does.
@@ -182,7 +182,7 @@ def _ordered_places(
 
 
 def draw_task(config: SyntheticConfig, *key: int | str) -> Task:
-    """The family of one training document, from a generator of its own."""
+    """The family of one training document, from a separate generator."""
     return keyed_random("hops", *key).choice(config.task)
 
 

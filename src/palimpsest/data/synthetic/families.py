@@ -63,7 +63,7 @@ class EvidenceChain:
     statements: tuple[str, ...] = ()
     """Sentences to place; of `updates`, in the order of the document."""
     outdated: int = 0
-    """How many of the first statements are no evidence."""
+    """Number of first statements that a later one replaces: not evidence."""
     every_gold: bool = False
     """All golds are needed, not any."""
     questions: tuple[Question, ...] = ()
