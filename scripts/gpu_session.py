@@ -317,7 +317,8 @@ class Learning:
     def start(cls, s: Session) -> Learning:
         import torch
 
-        from palimpsest.config.schema import LossConfig, OptimConfig
+        from palimpsest.config.schema import LossConfig
+        from palimpsest.config.train import OptimConfig
         from palimpsest.engines.embedded.learner import ForestLearner
         from palimpsest.errors import ConfigError
         from palimpsest.planning.hardware import named_device

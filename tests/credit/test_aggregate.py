@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from palimpsest.config.schema import CreditConfig, LossConfig, OptimConfig
+from palimpsest.config.schema import CreditConfig, LossConfig
+from palimpsest.config.train import OptimConfig
 from palimpsest.credit.assign import assign
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.losses import policy_loss

@@ -19,6 +19,7 @@ from palimpsest.reward.grading import Reward
 from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.checkpoint import verify
 from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.runs.resume_rules import reached
 from palimpsest.training.curriculum import Curriculum
 from palimpsest.types import Outcome, Problem
 from support.fakes import (
@@ -115,6 +116,32 @@ def test_a_finished_run_continues_with_more_steps(tmp_path: Path) -> None:
     long, run = run_files(tmp_path / "long"), run_files(tmp_path / "run")
     for name in ("metrics.jsonl", "checkpoints/step-000006/model.safetensors"):
         assert run[name] == long[name]
+
+
+def test_a_budget_of_computed_tokens_ends_a_run_like_its_last_step(tmp_path: Path) -> None:
+    whole, _ = train(tmp_path / "whole")
+    rows = rows_of(tmp_path / "whole")
+    totals = [row["tokens/computed_total"] for row in rows]
+    assert whole.finished.step == len(rows) == 6
+    by_hand = 0
+    for row, total in zip(rows, totals, strict=True):
+        record = read_groups(tmp_path / "whole" / "trajectories" / f"step-{row['step']:06d}.jsonl.zst")
+        for episode in (episode for group in record.groups for episode in group.trajectories):
+            sequences = [(*turn.prompt_ids, *turn.completion.token_ids) for turn in episode.turns]
+            by_hand += len({ids[: end + 1] for ids in sequences for end in range(len(ids))})
+        by_hand += row["policy/physical_tokens"]
+        assert by_hand == total
+    budget = {"max_tokens": int(totals[2]) - 1, "eval_steps": 5}
+    ended, _ = train(tmp_path / "run", small_config(**budget), evaluate=scores)
+    assert (ended.finished.step, ended.finished.interrupted) == (3, False)
+    assert [row["tokens/computed_total"] for row in rows_of(tmp_path / "run")] == totals[:3]
+    assert [row["step"] for row in rows_of(tmp_path / "run") if "eval/accuracy" in row] == [3]
+    assert [reached(small_config(**budget), step, rows) for step in (2, 3)] == [False, True]
+    again, _ = train(tmp_path / "run", small_config(**budget), evaluate=scores, resume=True)
+    assert again.finished.step == 3
+    more = budget | {"max_tokens": int(totals[3])}
+    longer, _ = train(tmp_path / "run", small_config(**more), evaluate=scores, resume=True)
+    assert longer.finished.step == 4
 
 
 def test_a_damaged_newest_checkpoint_costs_steps_but_not_the_result(tmp_path: Path) -> None:

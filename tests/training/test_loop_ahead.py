@@ -188,7 +188,7 @@ def test_a_checkpoint_contains_the_batches_collected_ahead_under_its_hashes(tmp_
 def test_a_checkpoint_of_an_on_policy_run_contains_no_batch(tmp_path: Path) -> None:
     finished = train(tmp_path / "run", config(0))
     assert list((tmp_path / "run" / "checkpoints").glob("*/ahead")) == []
-    assert verify(finished.checkpoint).state.keys() == {"curriculum", "silent", "skipped"}
+    assert verify(finished.checkpoint).state.keys() == {"curriculum", "silent", "skipped", "computed"}
 
 
 class Interrupted(NumberedSource):

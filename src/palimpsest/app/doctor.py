@@ -51,7 +51,7 @@ from palimpsest.provenance import environment, installed
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths, checkpoint_step
 from palimpsest.runs.folder_guard import FolderLock, refuse_in_use
 from palimpsest.runs.jsonl_rows import read_rows, whole
-from palimpsest.runs.resume_rules import EVENTS, command_of_whole, has_checkpoint, resume_command
+from palimpsest.runs.resume_rules import EVENTS, command_of_whole, has_checkpoint, longer, reached, resume_command
 from palimpsest.runs.run_folder import CONFIG, FAILED, METRICS, TIMINGS, load_config, refuse_lost_checkpoints
 from palimpsest.viewer.records.alarms import Watched, alarms
 from palimpsest.viewer.records.run_status import Status, status_of_run
@@ -257,11 +257,12 @@ def _of_run(run: Path, config: RunConfig) -> Iterator[DoctorCheck]:
     room = f"{free / 1e9:.1f} GB free, the next checkpoint takes {size / 1e9:.2f} GB"
     yield DoctorCheck("disk", "fail" if free < size else "ok", room, f"df -h {run}" if free < size else "")
     running = status in (Status.RUNNING, Status.WAITING)
-    if running or max(intact, default=0) >= config.train.max_steps:
-        more = "" if running else f"; {resume_command(run, max_steps=2 * config.train.max_steps)} trains on"
+    newest = max(intact, default=0)
+    if running or reached(config, newest, rows):
+        more = "" if running else f"; {resume_command(run, **longer(config, newest))} trains on"
         yield DoctorCheck("resume", "ok", f"nothing to resume{more}", "")
     else:
-        yield DoctorCheck("resume", *_resume(run, config, max(intact, default=0), done, damaged))
+        yield DoctorCheck("resume", *_resume(run, config, newest, done, damaged))
         yield from _services(config)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from palimpsest import files
-from palimpsest.config.schema import TrainConfig
+from palimpsest.config.train import TrainConfig
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.notes import Note
 from palimpsest.runs.checkpoint import step_name
@@ -54,6 +54,11 @@ class Job(Protocol):
 
     records: ClassVar[bool]
     """True if the report of each step has trajectories."""
+
+    @property
+    def done(self) -> bool:
+        """True if no further step is needed, before `max_steps` too."""
+        ...
 
     async def step(self, step: int) -> StepReport: ...
 
@@ -112,14 +117,14 @@ class Driver:
             with stop.watching(self._on_signal):
                 if saved is None and self.config.eval_on_start:
                     await self._finish(0, {}, {})
-                while step < self.config.max_steps and not stop.requested:
+                while not self._done(step) and not stop.requested:
                     await self._one(step + 1, saved)
                     step += 1
                     if self._due(self.config.save_steps, step):
                         saved = await self._save(step)
                 if saved is None or saved.name != step_name(step):
                     saved = await self._save(step)
-            interrupted = step < self.config.max_steps
+            interrupted = not self._done(step)
             self.folder.event("interrupted" if interrupted else "finished", step=step)
             return Finished(step, interrupted, saved)
         finally:
@@ -139,7 +144,7 @@ class Driver:
         self.folder.rewind(step, recorded=self.job.records)
         self.loggers.resumed(step)
         await self.learner.load(checkpoint.path)
-        if step < self.config.max_steps:  # without further sampling, no server must start
+        if not self._done(step):  # without further sampling, no server must start
             await self.learner.publish()
         self.folder.event("resumed", step=step)
         self.loggers.message(Note("resumed", step=step, checkpoint=str(checkpoint.path)))
@@ -213,7 +218,10 @@ class Driver:
         return written
 
     def _due(self, every: int | None, step: int) -> bool:
-        return every is not None and (step % every == 0 or step == self.config.max_steps)
+        return every is not None and (step % every == 0 or self._done(step))
+
+    def _done(self, step: int) -> bool:
+        return step >= self.config.max_steps or self.job.done
 
     def _on_signal(self, name: str) -> None:
         self.loggers.message(Note("stopping", signal=name, resume=command_of_whole(self.folder.path)))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +40,13 @@ _SEARCH = "policy.options.tools.search"
 _A_SERVER = "(a server)"
 """Replaces the address of a search server, which does not define the experiment."""
 
-_TRAIN = ("max_steps", "save_steps", "save_total_limit", "eval_steps", "eval_on_start", "metric_for_best_model")
+COMPUTED = "tokens/computed_total"
+"""Metric that `train.max_tokens` bounds."""
+
+_TRAIN = (
+    *("max_steps", "max_tokens", "save_steps", "save_total_limit"),
+    *("eval_steps", "eval_on_start", "metric_for_best_model"),
+)
 _RULES: Mapping[str, Verdict] = {
     **dict.fromkeys(("recipe", "logging", "evaluation", "train.record_steps"), "allowed"),
     **dict.fromkeys((f"train.{key}" for key in _TRAIN), "allowed"),
@@ -162,6 +168,28 @@ def resume_command(run: str | os.PathLike[str], **changes: int) -> str:
         return f"palimpsest.{origin.command}(resume={os.fspath(run)!r}, {objects}{more})"
     typed = [shlex.quote(os.fspath(run)), *(f"{key}={value}" for key, value in overrides.items())]
     return f"palimpsest {origin.command} --resume {' '.join(typed)}"
+
+
+def reached(config: RunConfig, step: int, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether `step` is the last of a run with these metrics: `train.max_steps`, or the one with `max_tokens`.
+
+    >>> budget = RunConfig.model_validate({"train": {"max_tokens": 50}})
+    >>> [reached(budget, 2, [{"step": 2, "tokens/computed_total": total}]) for total in (49.0, 50.0)]
+    [False, True]
+    """
+    most, computed = config.train.max_tokens, (row.get(COMPUTED, 0) for row in rows if row.get("step") == step)
+    return step >= config.train.max_steps or (most is not None and any(total >= most for total in computed))
+
+
+def longer(config: RunConfig, done: int) -> dict[str, int]:
+    """Changes to keys of `train` with which a finished run of `done` steps trains on.
+
+    >>> longer(RunConfig(), 100)
+    {'max_steps': 200}
+    """
+    steps, tokens = config.train.max_steps, config.train.max_tokens
+    doubled = {"max_steps": steps if done >= steps else None, "max_tokens": tokens}
+    return {key: 2 * value for key, value in doubled.items() if value is not None}
 
 
 def command_of_whole(run: Path) -> str:

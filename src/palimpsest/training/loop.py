@@ -43,6 +43,7 @@ from palimpsest.rollout.speculation import Speculation
 from palimpsest.rollout.variant import build_variant
 from palimpsest.runs.driver import Driver, Evaluate, Finished, StepReport
 from palimpsest.runs.loggers import LoggerSet
+from palimpsest.runs.resume_rules import COMPUTED
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
@@ -84,6 +85,8 @@ class Trainer:
     _collector: Collector = field(init=False)
     _ready: deque[Batch] = field(default_factory=deque, init=False)
     """Batches collected ahead, the next step's first."""
+    _computed: int = field(default=0, init=False)
+    """Tokens that all steps so far computed."""
     _silent: int = field(default=0, init=False)
     _skips: SkipWatch = field(init=False)
     _warned: set[str] = field(default_factory=set, init=False)
@@ -108,7 +111,7 @@ class Trainer:
         self._collector = Collector(self.config, player, self.source, self.folder, self.loggers)
 
     async def run(self) -> Finished:
-        """Train to `train.max_steps`, or until a stop request; resumes from a checkpoint in the folder."""
+        """Train to `train.max_steps` or `max_tokens`, or a stop request; resumes from a checkpoint in the folder."""
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         finished = await driver.run()
         if finished.step and self._silent == finished.step and self.learner.version == 0:
@@ -131,6 +134,8 @@ class Trainer:
         encoded, seconds = await asyncio.gather(encoding, self._publish())  # together: the GPUs wait
         self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
+        self._computed += int(metrics.get("tokens/played", 0) + metrics.get("policy/physical_tokens", 0))
+        metrics[COMPUTED] = float(self._computed)
         self._watch(batch)
         if times := learnt.metrics.get(FOREST_REUSE):
             self._warn_once("segments_apart", step=step, times=times)
@@ -138,12 +143,19 @@ class Trainer:
         timings = {**batch.timings, **learnt.timings, "publish/seconds": seconds, **memory}
         return StepReport(metrics, timings, batch.groups, encoded)
 
+    @property
+    def done(self) -> bool:
+        """Whether the steps have computed `train.max_tokens`."""
+        most = self.config.train.max_tokens
+        return most is not None and self._computed >= most
+
     def state(self) -> dict[str, Any]:
         """State that later steps need, besides configuration, learner and `files`."""
         sizes = self.curriculum.state() if self.curriculum else None
         ahead = {"ahead": [batch.facts() for batch in self._ready]} if self._ready else {}
         data = {"data": dict(self.contents)} if self.contents else {}
-        return {"curriculum": sizes, "silent": self._silent, "skipped": self._skips.in_a_row, **ahead, **data}
+        counts = {"silent": self._silent, "skipped": self._skips.in_a_row, "computed": self._computed}
+        return {"curriculum": sizes, **counts, **ahead, **data}
 
     def files(self) -> dict[str, bytes]:
         """Batches collected ahead; they cannot be collected again, since their weights no longer exist."""
@@ -155,7 +167,7 @@ class Trainer:
         if self.curriculum and state["curriculum"]:
             self.curriculum.restore(state["curriculum"])
         self._silent = state["silent"]
-        self._skips.in_a_row = state.get("skipped", 0)
+        self._skips.in_a_row, self._computed = state.get("skipped", 0), state.get("computed", 0)
         self._ready = deque(Batch.from_checkpoint(facts, folder) for facts in state.get("ahead", ()))
 
     def _compare_data(self, before: Mapping[str, Any]) -> None:

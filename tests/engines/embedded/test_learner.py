@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import palimpsest
-from palimpsest.config.schema import LossConfig, ModelConfig, OptimConfig, RunConfig
+from palimpsest.config.schema import LossConfig, ModelConfig, RunConfig
+from palimpsest.config.train import OptimConfig
 from palimpsest.engines.embedded.checkpoint_state import FACTS
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.learner import ForestLearner, check_savable

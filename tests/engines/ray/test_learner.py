@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from palimpsest import files
-from palimpsest.config.schema import ModelConfig, OptimConfig, RunConfig
+from palimpsest.config.schema import ModelConfig, RunConfig
+from palimpsest.config.train import OptimConfig
 from palimpsest.engines.embedded.checkpoint_state import CheckpointFacts
 from palimpsest.engines.embedded.forest import forest_model
 from palimpsest.engines.embedded.learner import ForestLearner

@@ -20,6 +20,7 @@ from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.plugins import named_objects
 from palimpsest.runs.checkpoint import checkpoint_step
 from palimpsest.runs.jsonl_rows import read_rows, with_number
+from palimpsest.runs.resume_rules import reached
 from palimpsest.runs.run_folder import METRICS, load_config
 from palimpsest.text.display_text import Table
 from palimpsest.types import Problem
@@ -93,8 +94,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether training reached its last step."""
-        return self.steps >= self.config.train.max_steps
+        """Whether training reached `train.max_steps` or `train.max_tokens`."""
+        return reached(self.config, self.steps, read_rows(self.folder / METRICS))
 
     @property
     def checkpoint(self) -> Path:

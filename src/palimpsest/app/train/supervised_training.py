@@ -18,7 +18,8 @@ from palimpsest.app.config_resolution import COLD_START, SFT, resumable
 from palimpsest.app.python_calls import blocking
 from palimpsest.config.data import GENERATED, SearchDataConfig
 from palimpsest.config.reward import RewardConfig
-from palimpsest.config.schema import ColdStartConfig, CreditConfig, OptimConfig, RunConfig, TrainConfig
+from palimpsest.config.schema import CreditConfig, RunConfig
+from palimpsest.config.train import ColdStartConfig, OptimConfig, TrainConfig
 from palimpsest.data.formats.problem_files import is_question_file
 from palimpsest.data.sources.file_source import FileSource, SourceProblems, build_source
 from palimpsest.engines.open import check_models, open_engine, using

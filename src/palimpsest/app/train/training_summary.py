@@ -29,7 +29,7 @@ from palimpsest.report.page import ToldStory, contrasting_stories, view_command
 from palimpsest.report.run_reports import ToldEpisode, TrainingResults, write_training_report
 from palimpsest.rollout.trajectory_file import read_groups
 from palimpsest.runs.jsonl_rows import read_rows, whole, with_number
-from palimpsest.runs.resume_rules import made_with, resume_command
+from palimpsest.runs.resume_rules import longer, made_with, reached, resume_command
 from palimpsest.runs.run_folder import METRICS
 from palimpsest.text.answers import unboxed
 from palimpsest.text.codec import Codec
@@ -161,7 +161,7 @@ def _of_last_size(rows: list[Row]) -> tuple[list[Row], str]:
 
 def next_steps(folder: Path, config: RunConfig, done: int) -> list[str]:
     """Commands that continue from here; Python calls for a run with Python objects."""
-    more = {"max_steps": 2 * config.train.max_steps} if done >= config.train.max_steps else {}
+    more = longer(config, done) if reached(config, done, read_rows(folder / METRICS)) else {}
     measure = _measuring_call(folder, config) if objects_in(config) else _measuring_command(folder, config)
     return [measure, f"{resume_command(folder, **more)}     # train on"]
 

@@ -73,6 +73,11 @@ class SupervisedTrainer:
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         return await driver.run()
 
+    @property
+    def done(self) -> bool:
+        """False: only `train.max_steps` ends it."""
+        return False
+
     async def step(self, step: int) -> StepReport:
         start = time.perf_counter()
         batch = StepBatch(self._segments(step))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from palimpsest.config.schema import LossConfig, OptimConfig
+from palimpsest.config.schema import LossConfig
+from palimpsest.config.train import OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch
