@@ -61,7 +61,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from palimpsest.config.engine import EmbeddedEngineConfig, model_path
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import LossConfig, ModelConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.compute import ComputeThread, set_threads
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.learner import ForestLearner

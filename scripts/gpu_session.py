@@ -318,7 +318,7 @@ class Learning:
         import torch
 
         from palimpsest.config.schema import LossConfig
-        from palimpsest.config.train import OptimConfig
+        from palimpsest.config.training_steps import OptimConfig
         from palimpsest.engines.embedded.learner import ForestLearner
         from palimpsest.errors import ConfigError
         from palimpsest.planning.hardware import named_device

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from palimpsest.app.model_export_job import export
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import ModelConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import load_model, trainable
 from palimpsest.errors import CheckpointError, PalimpsestError, RunError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.config.schema import CreditConfig, LossConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.credit.assign import assign
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.losses import policy_loss

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from palimpsest.config.schema import CreditConfig, LossConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.credit.aggregate import Aggregate, CreditedSegment, weigh
 from palimpsest.credit.assign import credit_group
 from palimpsest.credit.dcpo import effective_weights, sample_segments

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import gpu_session
 from gpu_session import LIMITS, Figures, Session, operations, run_process
 from gpu_tests import CHECKOUT, LIMIT_S
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.forest.attention import on_path
 from palimpsest.engines.embedded.forest.layout import build_forests
 from palimpsest.engines.embedded.learner import ForestLearner

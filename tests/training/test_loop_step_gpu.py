@@ -24,7 +24,7 @@ import palimpsest
 from palimpsest.config.engine import named
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import LossConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.data.synthetic.documents import SyntheticSource
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.open import open_engine

@@ -28,7 +28,7 @@ from palimpsest.config.engine import ModelConfig as ModelConfig
 from palimpsest.config.engine import SamplingConfig as SamplingConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.section import Strict, check_name
-from palimpsest.config.train import ColdStartConfig, OptimConfig, TrainConfig
+from palimpsest.config.training_steps import ColdStartConfig, OptimConfig, TrainConfig
 from palimpsest.plugin_kinds import KINDS
 
 STATE_MIX = "state_mix"

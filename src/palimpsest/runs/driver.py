@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from palimpsest import files
-from palimpsest.config.train import TrainConfig
+from palimpsest.config.training_steps import TrainConfig
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.notes import Note
 from palimpsest.runs.checkpoint import step_name

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.architecture import max_context, ways_of
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import disable_noise

@@ -16,7 +16,7 @@ import torch
 
 import palimpsest
 from palimpsest.config.schema import LossConfig, ModelConfig, RunConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.checkpoint_state import FACTS
 from palimpsest.engines.embedded.engine import EmbeddedEngine
 from palimpsest.engines.embedded.learner import ForestLearner, check_savable

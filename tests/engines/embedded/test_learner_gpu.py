@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from palimpsest.config.schema import LossConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.protocol import StepBatch
 from support.forests import VOCAB, apart, batch_of_rows, exact, grown, largest_error

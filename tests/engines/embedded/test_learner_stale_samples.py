@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import palimpsest
 from palimpsest.config.schema import LossConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.protocol import StepBatch, TrainSegment
 from palimpsest.rollout.trajectory_file import read_groups

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.optim import PIECE, clip_grad_norm, learning_rate, total_norm
 from palimpsest.engines.protocol import StepBatch, UpdateStats

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from palimpsest import files
 from palimpsest.config.schema import ModelConfig, RunConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.checkpoint_state import CheckpointFacts
 from palimpsest.engines.embedded.forest import forest_model
 from palimpsest.engines.embedded.learner import ForestLearner

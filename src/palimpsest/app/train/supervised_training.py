@@ -19,7 +19,7 @@ from palimpsest.app.python_calls import blocking
 from palimpsest.config.data import GENERATED, SearchDataConfig
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import CreditConfig, RunConfig
-from palimpsest.config.train import ColdStartConfig, OptimConfig, TrainConfig
+from palimpsest.config.training_steps import ColdStartConfig, OptimConfig, TrainConfig
 from palimpsest.data.formats.problem_files import is_question_file
 from palimpsest.data.sources.file_source import FileSource, SourceProblems, build_source
 from palimpsest.engines.open import check_models, open_engine, using

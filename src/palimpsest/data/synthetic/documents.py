@@ -15,8 +15,8 @@ that contains its evidence for hundreds of sections:
     other       memory: another fact, of the same person     document: unchanged
                 or of another person
 
-The memory may repeat its fact (`TWICE`) or contain another one (`TWO_FACTS`). Of several pieces of evidence only one is
-in the memory. Problems of `updates` start at the beginning, as the order of their statements decides.
+The memory may repeat its fact (`TWICE`) or contain another one (`TWO_FACTS`). The memory has only one of several
+pieces of evidence. Problems of `updates` start at the beginning, as the order of their statements decides.
 
 Guaranteed: a pure function of (seed, split, index, length) and, with `starts`, of its shares; each piece of evidence
 is in the document exactly once, at a uniformly drawn paragraph and sentence (within order and distance), unless a start

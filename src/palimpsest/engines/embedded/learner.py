@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from palimpsest.config.schema import LossConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.architecture import head_of, max_context, ways_of
 from palimpsest.engines.embedded.checkpoint_state import (
     FACTS,

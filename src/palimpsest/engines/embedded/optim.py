@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.protocol import UpdateStats
 from palimpsest.errors import CheckpointError
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from palimpsest.config.schema import CreditConfig, LossConfig, ModelConfig, SamplingConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.credit.assign import assign
 from palimpsest.engines.embedded.forest import attention as forest_attention
 from palimpsest.engines.embedded.forest import layout as forest

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from palimpsest.config.schema import LossConfig
-from palimpsest.config.train import OptimConfig
+from palimpsest.config.training_steps import OptimConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.engines.protocol import StepBatch
