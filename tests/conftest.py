@@ -21,7 +21,7 @@ import pytest
 import typer
 from hypothesis import HealthCheck, settings
 
-from support.browser import Watched, chromium
+from support.browser import Watched, chromium, watching
 from support.command import Done, Run
 from support.models import build_llama, build_tokenizer
 
@@ -85,18 +85,17 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def shared_page(browser: Any, origin: str) -> Iterator[Watched]:
-    page = Watched(browser, origin)
+def shared_page(browser: Any) -> Iterator[Watched]:
+    page = Watched(browser, "about:blank")
     yield page
     page.close()
 
 
 @pytest.fixture
-def watched(shared_page: Watched) -> Iterator[Watched]:
+def watched(shared_page: Watched, origin: str) -> Iterator[Watched]:
     """A page of a module's viewer, whose address its fixture `origin` gives, without traces of other tests."""
-    shared_page.reset()
-    yield shared_page
-    shared_page.check()
+    with watching(shared_page, origin) as page:
+        yield page
 
 
 @pytest.fixture(scope="session")
