@@ -32,12 +32,13 @@ settings.load_profile("untimed")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Modules and syntax trees stay: each collection of garbage would scan the million objects made so far."""
+    """Modules and syntax trees stay: each collection of garbage would scan their million objects."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, *gc.get_threshold()[1:])  # a call of the library ends with gc.unfreeze
         gc.enable()
 
 
