@@ -35,7 +35,7 @@ $(VENV)/.installed: pyproject.toml scripts/install_torch.py | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet $(EDITABLE) '.[dev]'
+	$(if $(LOCKED),,$(BIN)/python -m pip install --quiet $(EDITABLE) '.[dev]')
 	@touch $@
 
 $(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed

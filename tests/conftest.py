@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 
 if os.environ.get("PALIMPSEST_GPU_TESTS") != "cuda":
@@ -20,13 +21,25 @@ import pytest
 import typer
 from hypothesis import HealthCheck, settings
 
-from support.browser import Watched, chromium
+from support.browser import Watched, chromium, watching
 from support.command import Done, Run
 from support.models import build_llama, build_tokenizer
 
 # An example may take long on a busy machine.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Modules and syntax trees stay: each collection of garbage would scan their million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(10_000, *gc.get_threshold()[1:])  # a call of the library ends with gc.unfreeze
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,18 +86,17 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def shared_page(browser: Any, origin: str) -> Iterator[Watched]:
-    page = Watched(browser, origin)
+def shared_page(browser: Any) -> Iterator[Watched]:
+    page = Watched(browser, "about:blank")
     yield page
     page.close()
 
 
 @pytest.fixture
-def watched(shared_page: Watched) -> Iterator[Watched]:
+def watched(shared_page: Watched, origin: str) -> Iterator[Watched]:
     """A page of a module's viewer, whose address its fixture `origin` gives, without traces of other tests."""
-    shared_page.reset()
-    yield shared_page
-    shared_page.check()
+    with watching(shared_page, origin) as page:
+        yield page
 
 
 @pytest.fixture(scope="session")

@@ -21,20 +21,24 @@ LIMITS = {
 
 
 @cache
-def texts() -> dict[str, list[str]]:
-    found = passages([ROOT / "README.md", ROOT / "docs", ROOT / "src"])
+def texts(*paths: str) -> dict[str, list[str]]:
+    found = passages([ROOT / path for path in paths or ("README.md", "docs", "src")])
     return {kind: [text for _, text in rows] for kind, rows in found.items()}
+
+
+@cache
+def figures_of(kind: str) -> dict[str, float]:
+    return measure(texts()[kind])
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("docstrings", 2.0), ("identifiers", 10.0)])
 def test_the_english_of_tests_stays_plain(kind: str, limit: float) -> None:
-    found = [text for _, text in passages([ROOT / "tests"])[kind]]
-    assert measure(found, HOUSES.get(kind, HOUSE))["house"] <= limit
+    assert measure(texts("tests")[kind], HOUSES.get(kind, HOUSE))["house"] <= limit
 
 
 @pytest.mark.parametrize(("kind", "figure"), [(kind, figure) for kind, row in LIMITS.items() for figure in row])
 def test_the_english_stays_plain(kind: str, figure: str) -> None:
-    assert measure(texts()[kind])[figure] <= LIMITS[kind][figure]
+    assert figures_of(kind)[figure] <= LIMITS[kind][figure]
 
 
 def test_what_is_measured() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from support.source import IMPORTS, MODULES, PACKAGE
+from support.source import IMPORTS, MODULES, PACKAGE, statements_in
 
 FUNCTION_LINES, FILE_LINES, NESTING, PARAMETERS = 40, 500, 4, 8
 FOLDER_MODULES, SMALL_LINES, SMALL_FILES, BUDGET_HEADROOM = 15, 60, 3, 0.05
@@ -109,7 +109,7 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast
 
 def functions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
     """Every function with its dotted name, methods and functions inside functions too."""
-    for node in ast.iter_child_nodes(tree):
+    for node in statements_in(tree):
         name = f"{prefix}.{node.name}" if isinstance(node, Function | ast.ClassDef) else prefix
         if isinstance(node, Function):
             yield name.removeprefix("palimpsest."), node

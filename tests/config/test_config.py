@@ -25,7 +25,7 @@ from palimpsest.config.load import (
 from palimpsest.config.other_names import OTHER_NAMES
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import PolicyConfig, RunConfig, suspicious
-from palimpsest.config.yaml_text import MAX_CHARACTERS
+from palimpsest.config.yaml_text import MAX_CHARACTERS, read
 from palimpsest.errors import ConfigError
 from palimpsest.memory.registry import build_policy
 
@@ -98,6 +98,13 @@ def test_published_recipes_have_the_budgets_of_papers_and_scripts() -> None:
         for key in ("question_tokens", "memory_tokens", "answer_tokens", "max_chunks"):
             (line,) = [text for text in recipe_text(name).splitlines() if text.strip().startswith(f"{key}:")]
             assert "# config:" in line
+
+
+def test_a_value_belongs_to_its_reader() -> None:
+    """The text is parsed once."""
+    first, second = read("a: [1]"), read("a: [1]")
+    first["a"].append(2)
+    assert second == read("a: [1]") == {"a": [1]}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,13 @@ def install(python: Path, target: Path, ordinary: str, cpu: str, *more: str) -> 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that has pip alone."""
-    where = tmp_path_factory.mktemp("environment") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(where)], check=True, timeout=300)
+    """The interpreter of an environment that has this one's pip alone."""
+    where, pip = tmp_path_factory.mktemp("environment") / "venv", find_spec("pip")
+    assert pip is not None
+    assert pip.origin is not None
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(where)], check=True, timeout=300)
+    (packages,) = where.glob("lib/python*/site-packages")
+    (packages / "pip").symlink_to(Path(pip.origin).parent)
     return where / "bin" / "python"
 
 

@@ -85,9 +85,10 @@ class Watched:
 
 
 @contextmanager
-def watching(browser: Any, origin: str, **options: Any) -> Iterator[Watched]:
-    """A page that must end without errors and without requests to other origins."""
-    page = Watched(browser, origin, **options)
+def watching(page: Watched, origin: str) -> Iterator[Watched]:
+    """A module's page at another viewer, where it must cause no error and no request to another origin."""
+    page.origin = origin
+    page.reset()
     yield page
     page.check()
-    page.close()
+    page.reset()  # before the viewer ends

@@ -47,9 +47,9 @@ class SlowLearner(HashLearner):
         return written
 
 
-def config(model: str, ahead: int = 0, policy: str = "overwrite") -> RunConfig:
+def config(model: str, ahead: int = 0, policy: str = "overwrite", steps: int = STEPS) -> RunConfig:
     sizes = {"chunk_size": 48, "question_tokens": 64, "memory_tokens": 12, "answer_tokens": 6, "prompts": "short"}
-    train = {"max_steps": STEPS, "batch_size": 2, "group_size": 4, "num_minibatches": 2, "save_steps": 3}
+    train = {"max_steps": steps, "batch_size": 2, "group_size": 4, "num_minibatches": 2, "save_steps": 3}
     sections = {
         "model": {"path": model},
         "policy": {"name": policy, "options": sizes},
@@ -78,10 +78,10 @@ def with_fakes(_run: RunConfig) -> dict[str, Any]:
     return {"learner": learner, "sampler": SlowSampler(learner=learner), "grader": ParityGrader()}
 
 
-def run(kind: str, path: Path, model: str, *watchers: Logger) -> None:
+def run(kind: str, path: Path, model: str, *watchers: Logger, steps: int = STEPS) -> None:
     name, _, ahead = kind.partition("+")
     engine, _, policy = name.partition("/")
-    settings = config(model, int(ahead or 0), policy or "overwrite")
+    settings = config(model, int(ahead or 0), policy or "overwrite", steps)
     components = with_engine(settings) if engine == "engine" else with_fakes(settings)
     with open_run(path, settings, resume=True) as folder:
         trainer = make_trainer(folder, loggers=LoggerSet([JsonlLogger(folder), *watchers]), **components)

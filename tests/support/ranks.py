@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from multiprocessing import set_forkserver_preload
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -25,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from palimpsest.config.engine import RayEngineConfig
 from palimpsest.config.schema import RunConfig
@@ -43,7 +44,8 @@ from support.forests import exact
 def run_ranks(count: int, folder: Path, work: Callable[..., None], *arguments: Any) -> None:
     """Call `work(rank, *arguments)` in `count` processes; raises what one of them raised."""
     meeting = Path(mkdtemp(prefix="meeting-", dir=folder)) / "at"
-    spawn(_rank, (count, str(meeting), work, arguments), nprocs=count)
+    set_forkserver_preload(["palimpsest.engines.ray.learner"])  # torch is imported once, not in each rank
+    start_processes(_rank, (count, str(meeting), work, arguments), nprocs=count, start_method="forkserver")
 
 
 def _rank(rank: int, count: int, meeting: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:

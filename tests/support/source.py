@@ -31,6 +31,13 @@ def modules() -> dict[str, ast.Module]:
 MODULES = modules()
 
 
+def statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Statements directly inside a statement, and the handlers and cases that hold some; no expressions."""
+    for block in ("body", "handlers", "cases", "orelse", "finalbody"):
+        inside = getattr(node, block, ())
+        yield from inside if isinstance(inside, list) else ()  # the body of a lambda or a condition is none
+
+
 def imports_of(name: str, tree: ast.Module) -> Iterator[Import]:
     """Every import except those under `if TYPE_CHECKING`, which never run."""
 
@@ -44,8 +51,8 @@ def imports_of(name: str, tree: ast.Module) -> Iterator[Import]:
             for alias in node.names:
                 full_name = f"{node.module}.{alias.name}"
                 yield Import(name, full_name if full_name in MODULES else str(node.module), node.lineno, deferred)
-        inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
+        inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in statements_in(node):
             yield from walk(child, inside)
 
     return walk(tree, False)

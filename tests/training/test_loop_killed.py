@@ -57,11 +57,12 @@ class Stopper(Logger):
 def test_the_embedded_engine_interrupted_and_resumed_ends_as_the_same_bytes(
     tmp_path: Path, tiny_model_folder: Path, kind: str
 ) -> None:
-    model = str(tiny_model_folder)
-    run(kind, tmp_path / "whole", model)
-    run(kind, tmp_path / "run", model, Stopper(4))
+    model, steps = str(tiny_model_folder), 6
+    run(kind, tmp_path / "whole", model, steps=steps)
+    run(kind, tmp_path / "run", model, Stopper(4), steps=steps)
     assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == 4
-    run(kind, tmp_path / "run", model)
+    run(kind, tmp_path / "run", model, steps=steps)
+    assert len(read_rows(tmp_path / "run" / "metrics.jsonl")) == steps
     ours, theirs = contents(tmp_path / "run"), contents(tmp_path / "whole")
-    for name in ("metrics.jsonl", "checkpoints/step-000010/model.safetensors", "trajectories/step-000007.jsonl.zst"):
+    for name in ("metrics.jsonl", "checkpoints/step-000006/model.safetensors", "trajectories/step-000005.jsonl.zst"):
         assert ours[name] == theirs[name]

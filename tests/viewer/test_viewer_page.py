@@ -192,13 +192,13 @@ def test_a_screen_that_is_left_before_it_loads_takes_no_keys(watched: Watched) -
     assert page.title() == "group 2 · step 30 · first · palimpsest"
 
 
-def test_curves_are_smoothed_but_scheduled_values_are_not(browser: Any, tmp_path: Path) -> None:
+def test_curves_are_smoothed_but_scheduled_values_are_not(shared_page: Watched, tmp_path: Path) -> None:
     names = ("curriculum/chunks", "optim/learning_rate", "reward/mean")
     rows = [{"step": step, **dict.fromkeys(names, float(step > 10))} for step in range(1, 21)]
     for row in rows:
         row["reward/mean"] = float(row["step"] == 7)
     run_folder(tmp_path / "one", rows)
-    with viewer(tmp_path) as url, watching(browser, url) as watched:
+    with viewer(tmp_path) as url, watching(shared_page, url) as watched:
         page = show(watched, "#/r/one", "svg[aria-label^='reward/mean']")
         heights = "(line) => new Set(line.getAttribute('d').match(/,[0-9.]+/g)).size"
         line = "svg[aria-label^='{}'] .line:not(.raw)"
@@ -423,8 +423,8 @@ def test_judge_disagreements_are_first_and_problems_are_filtered(watched: Watche
     assert "64" in page.locator(".vrow").first.locator("> *").nth(1).inner_text()
 
 
-def test_the_short_address_and_a_key_open_a_single_source(browser: Any, folder: Path) -> None:
-    with viewer(folder / "first") as url, watching(browser, url) as watched:
+def test_the_short_address_and_a_key_open_a_single_source(browser: Any, shared_page: Watched, folder: Path) -> None:
+    with viewer(folder / "first") as url, watching(shared_page, url) as watched:
         assert watched.go("#/e/3/2/t/1").locator("h1").first.inner_text() == "What is p3?"
     with viewer(folder, token="KEY") as url:
         page = Watched(browser, url.replace("//", "//x:KEY@"))

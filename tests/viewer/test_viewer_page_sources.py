@@ -34,10 +34,10 @@ REWARDS = {
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_a_bar_counts_the_episodes_that_a_click_on_it_selects(name: str, browser: Any, tmp_path: Path) -> None:
+def test_a_bar_counts_the_episodes_that_a_click_on_it_selects(name: str, shared_page: Watched, tmp_path: Path) -> None:
     run_folder(tmp_path / "one", records={1: [group("p", REWARDS[name])]})
     counts = []
-    with viewer(tmp_path / "one") as url, watching(browser, url) as watched:
+    with viewer(tmp_path / "one") as url, watching(shared_page, url) as watched:
         page = watched.go("#/r/one/s/1")
         labels = page.locator(".bin").evaluate_all("all => all.map((each) => each.ariaLabel)")
         for at, count in enumerate(int(label.split()[0]) for label in labels):
@@ -52,20 +52,20 @@ def test_a_bar_counts_the_episodes_that_a_click_on_it_selects(name: str, browser
     assert sum(counts) == sum(reward is not None for reward in REWARDS[name])
 
 
-def test_episodes_of_earlier_requests_are_counted_above_the_problems(browser: Any, tmp_path: Path) -> None:
+def test_episodes_of_earlier_requests_are_counted_above_the_problems(shared_page: Watched, tmp_path: Path) -> None:
     samples = [chunks(4, f"p{n}", 1.0) for n in range(5)]
     evaluation = evaluation_folder(tmp_path / "eval", samples)
     write_request(evaluation, [(samples[0].cell, 1, ["p0", "p3"])])
-    with viewer(evaluation) as url, watching(browser, url) as watched:
+    with viewer(evaluation) as url, watching(shared_page, url) as watched:
         page = watched.go("#/r/eval/items")
         page.wait_for_selector(".vrow")
         assert page.locator(".about").inner_text().startswith("2 of 2 problems")
         assert page.get_by_text("3 episodes of earlier calls stay in the log but are excluded").count() == 1
 
 
-def test_the_newest_episodes_are_those_of_the_last_step_with_a_record(browser: Any, tmp_path: Path) -> None:
+def test_the_newest_episodes_are_those_of_the_last_step_with_a_record(shared_page: Watched, tmp_path: Path) -> None:
     run = run_folder(tmp_path / "sparse", METRICS, steps=30, records={20: [group("p")]})
-    with viewer(run) as url, watching(browser, url) as watched:
+    with viewer(run) as url, watching(shared_page, url) as watched:
         page = watched.go("#/r/sparse")
         page.get_by_role("link", name="Newest episodes").click()
         page.wait_for_selector("h1:text('Episodes of step 20')")
@@ -73,20 +73,20 @@ def test_the_newest_episodes_are_those_of_the_last_step_with_a_record(browser: A
         assert page.title() == "step 20 · sparse · palimpsest"
 
 
-def test_an_evaluation_has_no_progress_bar_and_names_a_baseline_once(browser: Any, tmp_path: Path) -> None:
+def test_an_evaluation_has_no_progress_bar_and_names_a_baseline_once(shared_page: Watched, tmp_path: Path) -> None:
     sizes = (4, 64)
     rows = [chunks(size, "p", 1.0) for size in sizes]
     rows += [chunks(size, "p", 0.0, player="closed book", baseline=True) for size in sizes]
     evaluation_folder(tmp_path / "ev", rows)
-    with viewer(tmp_path) as url, watching(browser, url) as watched:
+    with viewer(tmp_path) as url, watching(shared_page, url) as watched:
         page = watched.go("#/r/ev")
         page.wait_for_selector(".chart .legend-item")
         assert page.locator("progress:visible").count() == 0
         assert page.locator(".chart .legend-item").all_inner_texts() == ["agent: recall", "baseline: closed book"]
 
 
-def test_an_empty_folder_that_is_followed_is_named_until_a_run_starts(browser: Any, tmp_path: Path) -> None:
-    with viewer(tmp_path) as url, watching(browser, url) as watched:
+def test_an_empty_folder_that_is_followed_is_named_until_a_run_starts(shared_page: Watched, tmp_path: Path) -> None:
+    with viewer(tmp_path) as url, watching(shared_page, url) as watched:
         assert f"in {tmp_path}." in watched.go("#/").locator("#main").inner_text()
         run_folder(tmp_path / "new")
         watched.page.wait_for_selector("text=new")
@@ -105,10 +105,10 @@ def test_a_run_that_is_moved_while_it_is_shown_is_reported(browser: Any, tmp_pat
         other.close()
 
 
-def test_a_torn_frame_is_reported_above_the_complete_groups(browser: Any, tmp_path: Path) -> None:
+def test_a_torn_frame_is_reported_above_the_complete_groups(shared_page: Watched, tmp_path: Path) -> None:
     path = tmp_path / "torn.jsonl.zst"
     path.write_bytes(encode_groups([group(f"p{address}") for address in range(12)])[:-40])
-    with viewer(path) as url, watching(browser, url) as watched:
+    with viewer(path) as url, watching(shared_page, url) as watched:
         page = watched.go("#/r/torn.jsonl.zst/s/all")
         page.wait_for_selector(".vrow")
         assert "damaged after 11 complete groups" in page.locator("[role=alert]").inner_text()

@@ -2,13 +2,16 @@
 
 Guaranteed: values follow YAML 1.2 where 1.1 surprises (`1e-6` is a number, `no` and `on` are text). Duplicate keys,
 texts over `MAX_CHARACTERS`, aliases that expand to over `MAX_NODES` values, and cyclic aliases are rejected. Every
-error is a `YAMLError`. Written texts read the same in either version. Time is linear in the length of the text.
+error is a `YAMLError`. Written texts read the same in either version. Time is linear in the length of the text; a
+short one, as a run reads several times, is parsed once.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -25,6 +28,9 @@ _BOOL = re.compile(r"^(true|True|TRUE|false|False|FALSE)$")
 
 MAX_CHARACTERS = 1 << 20
 """Length of a text, which takes about 6 seconds to read; recipes and prompts have some thousand characters."""
+
+KEPT_CHARACTERS = 1 << 14
+"""Length of a text whose value is kept; there are at most 128."""
 
 MAX_NODES = 100_000
 """Values in a text, counting each repetition by an alias."""
@@ -94,7 +100,7 @@ def read(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise yaml.YAMLError(f"{len(text)} characters; the limit is {MAX_CHARACTERS}")
     try:
-        return yaml.load(text, Loader=Loader)
+        return deepcopy(_kept(text)) if len(text) <= KEPT_CHARACTERS else yaml.load(text, Loader=Loader)
     except RecursionError:
         raise yaml.YAMLError("nested too deep") from None
     except (
@@ -104,6 +110,11 @@ def read(text: str) -> Any:
         AttributeError,
     ) as error:  # of values: dates, numbers, tags out of place
         raise yaml.YAMLError(f"invalid value: {str(error).splitlines()[0]}") from None
+
+
+@lru_cache(128)
+def _kept(text: str) -> Any:
+    return yaml.load(text, Loader=Loader)
 
 
 def _size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:

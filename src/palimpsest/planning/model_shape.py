@@ -2,7 +2,7 @@
 the meta device (seconds to import, no memory). Models of the recipes are known, so that their plans load neither.
 
 Guaranteed: the number of weights is exact; a token uses `top_k / experts` of the experts' weights, all of the others;
-the states of recurrent layers and of latent attention are those of transformers' cache.
+the states of recurrent layers and of latent or shared attention are those of transformers' cache.
 Not covered: sliding windows, which count as the whole context; states outside of the cache (RecurrentGemma, xLSTM).
 """
 
@@ -109,7 +109,7 @@ _OPTIONAL = ("num_key_value_heads", "head_dim", "qk_nope_head_dim", "qk_rope_hea
 _USED = ("num_experts_per_tok", "moe_k", "top_k_experts")
 RECURRENT = re.compile("mamba|linear_|conv|state_size|attention_hidden")
 """Keys in the config.json of a model with recurrent layers."""
-_OTHER_HEADS = re.compile("kv_lora|multi_query")
+_OTHER_HEADS = re.compile("kv_lora|multi_query|kv_shared")
 """Those of one whose layers keep others than full heads of keys and values."""
 _APART = re.compile(
     "bloom|codegen|deepseek_v32|doge|falcon|gemma2|gpt_neo$|gpt_oss|gptj|llama4|mpt|nemotron|recurrent|stablelm|vault"
@@ -148,7 +148,7 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
     deque(counts_in(name, config), maxlen=0)
     found = next((section for _, section in sections(config) if all(section.get(key) for key in _SIZES)), None)
     state, cached = 0, None
-    if found is None or weights is None or any(RECURRENT.search(key) or _OTHER_HEADS.search(key) for key in found):
+    if found is None or weights is None or _is_computed(found):
         if not config.get("model_type"):
             raise ModelError(f"model {name}: config.json lacks model_type, or {', '.join(_SIZES)} of a decoder")
         found, made, state, cached = _built(config, name)
@@ -176,6 +176,11 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
     return ModelShape(layers, width, queries, keys, kv_heads, head, tied, largest, total, idle, state, cached, apart)
 
 
+def _is_computed(sizes: Mapping[str, Any]) -> bool:
+    """Whether transformers' cache decides what a sequence keeps: it has states, or others than full heads."""
+    return any(RECURRENT.search(key) or _OTHER_HEADS.search(key) for key in sizes)
+
+
 def _built(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Shapes, int, int | None]:
     """Sizes of the text model by transformers' names, shapes of its weights, and `state` and `cached` of its shape."""
     import torch
@@ -190,6 +195,8 @@ def _built(config: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], Sha
         found = {name: own.get(key) for name, key in text.attribute_map.items()} | own
         found |= {key: getattr(text, key, None) for key in _SIZES}
         shapes = {weight: tuple(value.shape) for weight, value in model.named_parameters()}
+        if not _is_computed(found):  # a forward pass takes most of the time
+            return found, shapes, 0, None
         if model._can_set_experts_implementation():
             model.set_experts_implementation("batched_mm")  # others read the router's values
         with suppress(Exception), torch.no_grad():  # a forward pass that reads values, as GPT-2's

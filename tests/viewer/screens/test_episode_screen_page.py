@@ -164,20 +164,20 @@ def test_the_view_of_an_episode_is_in_its_address(watched: Watched) -> None:
     assert watched.go(at("overwrite", 2) + "?memory=toString&tab=constructor").locator("[role=alert]").count() == 0
 
 
-def test_a_turn_with_an_edited_memory_has_a_mark(browser: Any, tmp_path: Path) -> None:
+def test_a_turn_with_an_edited_memory_has_a_mark(shared_page: Watched, tmp_path: Path) -> None:
     group = GROUPS[KINDS.index("overwrite")]
     edited = Event(Replayed("g, rollout 0", 2, " Alice drinks tea."), 2)
     first, second = group.trajectories
     path = tmp_path / "replay.jsonl.zst"
     path.write_bytes(encode_groups([replace(group, trajectories=(first, replace(second, events=(edited,))))]))
-    with viewer(path, tokenizer="embedded") as url, watching(browser, url) as watched:
+    with viewer(path, tokenizer="embedded") as url, watching(shared_page, url) as watched:
         page = watched.go("#/e/0/1/t/1")
         page.wait_for_selector(".turn-mark-edited")
         assert page.locator(".cell-edited text").text_content() == "E"
         assert page.locator(".legend-edited").inner_text() == "E"
 
 
-def test_the_command_that_replays_from_the_shown_memory(browser: Any, tmp_path: Path) -> None:
+def test_the_command_that_replays_from_the_shown_memory(shared_page: Watched, tmp_path: Path) -> None:
     """Path, link, next turn and memory are quoted for a shell."""
     group = GROUPS[KINDS.index("overwrite")]
     run = run_folder(tmp_path / "it's", records={7: [group]}, config=CONFIG)
@@ -185,7 +185,7 @@ def test_the_command_that_replays_from_the_shown_memory(browser: Any, tmp_path: 
     (evaluation / "episodes.jsonl.zst").write_bytes(encode_groups([group]))
     (tmp_path / "alone.jsonl.zst").write_bytes(encode_groups([group]))
     memory = turn_view(Opened(group, base_codec()), 0, 1)["memory"]["after"].strip()
-    with viewer(run, tmp_path / "alone.jsonl.zst", tokenizer="embedded") as url, watching(browser, url) as watched:
+    with viewer(run, tmp_path / "alone.jsonl.zst", tokenizer="embedded") as url, watching(shared_page, url) as watched:
         for step, link in (
             ("7", EpisodeRef(run / "trajectories" / "step-000007.jsonl.zst", 0, 0)),
             ("after.shard-1-of-1", EpisodeRef(evaluation / "episodes.jsonl.zst", 0, 0)),
@@ -253,13 +253,13 @@ def test_hostile_questions_answers_and_evidence_are_text(name: str, watched: Wat
 
 @pytest.mark.parametrize("turns", [1024, pytest.param(5000, marks=pytest.mark.slow)])
 def test_all_turns_of_a_long_episode_fit_and_a_column_links_to_its_worst_turn(
-    turns: int, browser: Any, tmp_path: Path
+    turns: int, shared_page: Watched, tmp_path: Path
 ) -> None:
     steps = [(" It rained.", " It rained.")] * turns
     steps[turns // 2 + 1] = (" It rained.", " Zed eats hay.")
     path = tmp_path / "long.jsonl.zst"
     path.write_bytes(encode_groups([reading(*steps).group]))
-    with viewer(path) as url, watching(browser, url) as watched:
+    with viewer(path) as url, watching(shared_page, url) as watched:
         page = watched.go("#/e/0/0/t/3")
         drawing, columns = page.locator(".strip-drawing"), page.locator(".strip .column")
         assert drawing.evaluate("it => it.scrollWidth <= it.clientWidth")
