@@ -177,7 +177,7 @@ def shape_from(config: Mapping[str, Any], name: str, weights: Shapes | None = No
 
 
 def _is_computed(sizes: Mapping[str, Any]) -> bool:
-    """Whether transformers' cache decides what a sequence keeps: it has states, or others than full heads."""
+    """True if transformers' cache decides what a sequence keeps: it has states, or others than full heads."""
     return any(RECURRENT.search(key) or _OTHER_HEADS.search(key) for key in sizes)
 
 

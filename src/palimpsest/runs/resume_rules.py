@@ -171,7 +171,7 @@ def resume_command(run: str | os.PathLike[str], **changes: int) -> str:
 
 
 def reached(config: RunConfig, step: int, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether `step` is the last of a run with these metrics: `train.max_steps`, or the one with `max_tokens`.
+    """True if `step` is the last of a run with these metrics: `train.max_steps`, or the one with `max_tokens`.
 
     >>> budget = RunConfig.model_validate({"train": {"max_tokens": 50}})
     >>> [reached(budget, 2, [{"step": 2, "tokens/computed_total": total}]) for total in (49.0, 50.0)]

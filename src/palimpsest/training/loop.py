@@ -145,7 +145,7 @@ class Trainer:
 
     @property
     def done(self) -> bool:
-        """Whether the steps have computed `train.max_tokens`."""
+        """True once the steps have computed `train.max_tokens`."""
         most = self.config.train.max_tokens
         return most is not None and self._computed >= most
 

@@ -96,7 +96,7 @@ ASKS = {
     "count": "How many?",
     "contradiction": "Do all agree?",
 }
-"""What the other families ask for, after a question of one fact."""
+"""End of a question of the other families, after that of one fact."""
 MOST_STATEMENTS = {"needle": 1, "two_hops": 2, "updates": 3, "list": 3, "count": 4, "several": 3, "contradiction": 2}
 """Most sentences of a document that a family fixes."""
 
