@@ -233,7 +233,7 @@ def test_a_warning_names_the_keys_of_the_recipe_that_an_override_replaces(
         ("actor.ppo_mini_batch_size=8", "did you mean train.num_minibatches?"),
         ("loss.loss_agg_mode=token", "did you mean credit.agg_mode?"),
         ("cluster.tensor_parallel=2", "did you mean cluster.tensor_parallel_size?"),
-        ("train.k0=1", "unknown key train.k0; train has max_steps, batch_size, group_size, "),
+        ("train.k0=1", "unknown key train.k0; train has max_steps, max_tokens, batch_size, "),
         ("train={max_steps: 1, foo: 2}", "unknown key train.foo; train has max_steps, "),
         ("credit.overlong.bufer=1", "did you mean credit.overlong.buffer?"),
         ("zzz=1", "unknown key zzz; known: recipe, seed, model, "),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from palimpsest.data.synthetic.world import PEOPLE, RELATIONS, TIES
 
 
@@ -38,3 +40,18 @@ def answer_by_reading(question: str, values: dict[tuple[str, str], set[str]]) ->
             (value,) = values[(subject, relation.name)]
             return value
     raise AssertionError(f"no relation asks {question!r}")
+
+
+def values_of(text: str, question: str) -> list[str]:
+    """The values that a text states for a question about one fact, in their order."""
+    facts = [(relation, *fact) for fact in read_facts(text) for relation in RELATIONS]
+    return [v for relation, s, name, v in facts if (relation.name, relation.question.format(s=s)) == (name, question)]
+
+
+GOLDS: dict[str, Callable[[list[str]], list[str]]] = {
+    "updates": lambda values: values[-1:],
+    "list": sorted,
+    "count": lambda values: [str(len(values))],
+    "contradiction": lambda values: ["yes" if len(set(values)) == 1 else "no"],
+}
+"""Golds by family, from all values of a text."""

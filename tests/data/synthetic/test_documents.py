@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from hypothesis import strategies as st
 from palimpsest.config.data import StartsConfig, SyntheticConfig, Task
 from palimpsest.data.synthetic.documents import IN_MEMORY, SyntheticSource, make_problem
 from palimpsest.data.synthetic.families import ASKS
-from palimpsest.data.synthetic.world import ATTRIBUTES, RELATIONS, Fact, read_fact
+from palimpsest.data.synthetic.world import ATTRIBUTES, Fact, read_fact
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
-from support.facts import answer_by_reading, read_facts
+from support.facts import GOLDS, answer_by_reading, read_facts, values_of
 
 
 def check_answerable(problem: Problem) -> None:
@@ -104,20 +103,6 @@ def test_impossible_sizes_are_rejected(options: dict[str, Any], size: int, messa
 # ---- families ------------------------------------------------------------------------------------------------
 
 
-def values_of(problem: Problem, question: str) -> list[str]:
-    """The values that the document states for a question about one fact, in their order."""
-    facts = [(relation, *fact) for fact in read_facts(str(problem.context)) for relation in RELATIONS]
-    return [v for relation, s, name, v in facts if (relation.name, relation.question.format(s=s)) == (name, question)]
-
-
-GOLDS: dict[str, Callable[[list[str]], list[str]]] = {
-    "updates": lambda values: values[-1:],
-    "list": sorted,
-    "count": lambda values: [str(len(values))],
-    "contradiction": lambda values: ["yes" if len(values) == 2 and len(set(values)) == 1 else "no"],
-}
-
-
 @pytest.mark.parametrize("task", GOLDS)
 @pytest.mark.parametrize("where", [{}, {"order": "reverse", "min_distance": 3}])
 @pytest.mark.parametrize("chunks", [1, 20])
@@ -126,7 +111,7 @@ def test_a_reader_of_the_whole_document_finds_the_golds_of_a_family(task: Any, w
     for index in range(60):
         problem = make_problem(3, "eval", index, chunks=chunks, task=task, distractor_facts=8, **where)
         asked = problem.question.removesuffix(f" {ASKS[task]}")
-        stated = values_of(problem, asked)
+        stated = values_of(str(problem.context), asked)
         found = GOLDS[task](stated)
         assert (sorted(problem.answers) if task == "list" else list(problem.answers)) == found
         assert problem.metadata["evidence"][-1].split()[-1].removesuffix(".") in stated
@@ -143,7 +128,7 @@ def test_several_questions_are_about_different_people_and_in_the_order_of_their_
         options: dict[str, Any] = {"chunks": 30, "task": "several", "order": "forward", "min_distance": 4}
         problem = make_problem(3, "eval", index, **options)
         assert 2 <= len(problem.questions) <= 3
-        assert [values_of(problem, one.text) for one in problem.questions] == [
+        assert [values_of(str(problem.context), one.text) for one in problem.questions] == [
             list(q.answers) for q in problem.questions
         ]
         chunks = problem.metadata["evidence_chunks"]

@@ -20,6 +20,7 @@ from palimpsest.app.train.supervised_training import run_cold_start
 from palimpsest.app.train.training_run import train_in_folder
 from palimpsest.config.data import SyntheticConfig
 from palimpsest.config.load import load_recipe
+from palimpsest.data.synthetic.families import ASKS
 from palimpsest.data.synthetic.world import PEOPLE, RELATIONS
 from palimpsest.errors import ConfigError
 from palimpsest.memory.document_baselines import FullContextPolicy
@@ -33,6 +34,7 @@ from palimpsest.text.reply_tags import RecallReply, read_recall_reply
 from palimpsest.text.sentences import flat, sentences, stands_in
 from palimpsest.training.supervised.lessons import Lessons
 from palimpsest.training.supervised.supervised_loop import SupervisedTrainer
+from support.facts import GOLDS, values_of
 from support.fakes import first_lessons
 
 DATA = SyntheticConfig(facts_per_chunk=2, task=("two_hops",), distractor_facts=0, competing_facts=0.5)
@@ -92,6 +94,25 @@ def test_memories_and_queries_are_drawn_from_the_prompt(tiny_codec: Any) -> None
         for sentence in sentences(update):
             sources["section" if sentence in slots["section"] else "memory"] += 1
     assert 0.5 < sources["section"] / sources.total() < 0.95
+
+
+@pytest.mark.parametrize("task", GOLDS)
+def test_an_answer_follows_from_the_memory_in_every_family(task: Any, tiny_codec: Any) -> None:
+    data, policy = SyntheticConfig(task=(task,)), OverwritePolicy(**SIZES | {"memory_tokens": 96})
+    answers = Counter[str]()
+    for trajectory in first_lessons(Lessons(policy, tiny_codec, data, 0), COUNT):
+        (turn,) = trajectory.turns
+        if turn.name == "answer":
+            slots = slots_of(turn, tiny_codec)
+            values = values_of(f"- {slots['memory'].strip()}", slots["question"].removesuffix(f" {ASKS[task]}"))
+            answer = (
+                tiny_codec.decode(turn.completion.token_ids, control=False).removeprefix("\\boxed{").removesuffix("}")
+            )
+            said = sorted(answer.split(", ")) if task == "list" else [answer]
+            assert said == (GOLDS[task](values) if values else ["unknown"])
+            answers[answer] += 1
+    assert answers["unknown"] > 0
+    assert len(answers) > 2
 
 
 def test_memories_do_not_depend_on_the_question(tiny_codec: Any) -> None:

@@ -18,7 +18,7 @@ Not covered: time in the text: an update is later because it comes later.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from palimpsest.config.data import Task
@@ -117,15 +117,26 @@ def draw_evidence(task: Task, world: World, rng: random.Random) -> EvidenceChain
     values = rng.sample(relation.values, _NUMBERS[task](rng))
     verbs = rng.sample(relation.statements, 2) if task == "contradiction" else rng.choices(relation.statements, k=4)
     stated = (values * 2)[:2] if task == "contradiction" else values
-    golds = {"updates": values[-1:], "list": values, "count": [str(len(values))]}
     return EvidenceChain(
         ((subject, relation),),
         f"{relation.question.format(s=subject)} {ASKS[task]}",
-        tuple(golds.get(task) or [("yes", "no")[len(values) - 1]]),
+        golds_of(task, stated),
         tuple(verb.format(s=subject, v=value) for verb, value in zip(verbs, stated, strict=False)),
         outdated=len(values) - 1 if task == "updates" else 0,
         every_gold=task == "list",
     )
+
+
+def golds_of(task: Task, stated: Sequence[str]) -> tuple[str, ...]:
+    """Golds of a question about one relation, from its values in the order of their statements.
+
+    >>> [golds_of(task, ["tea", "rum"]) for task in ("needle", "updates", "list", "count", "contradiction")]
+    [('tea',), ('rum',), ('tea', 'rum'), ('2',), ('no',)]
+    """
+    if task == "list":
+        return tuple(stated)
+    one = {"updates": stated[-1], "count": str(len(stated)), "contradiction": ("no", "yes")[len(set(stated)) == 1]}
+    return (one.get(task, stated[0]),)
 
 
 _NUMBERS: Mapping[str, Callable[[random.Random], int]] = {

@@ -27,18 +27,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from palimpsest.config.data import SyntheticConfig
+from palimpsest.config.data import SyntheticConfig, Task
 from palimpsest.data.synthetic.documents import draw_task
 from palimpsest.data.synthetic.families import (
     HOPS,
     EvidenceChain,
     World,
     distractor,
+    draw_evidence,
     draw_question,
+    golds_of,
     near_miss,
     rival,
 )
-from palimpsest.data.synthetic.world import FILLER, PEOPLE
+from palimpsest.data.synthetic.world import FILLER, PEOPLE, read_fact
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import MemoryPolicy, Teachable
 from palimpsest.seeding import keyed_random
@@ -87,6 +89,8 @@ class AnswerScene:
     distractors: tuple[str, ...]
     answer: str
     """Answer, if all of `evidence` fits."""
+    ordered: bool = False
+    """True if the order of `evidence` decides."""
 
 
 def taught_by(policy: MemoryPolicy) -> Teachable:
@@ -121,11 +125,15 @@ class Lessons:
     def draw(self, index: int) -> Trajectory:
         rng = keyed_random(self.seed, "lesson", index)
         world = World(random.Random(rng.random()))
-        evidence = draw_question(world, HOPS.get(draw_task(self.data, self.seed, index), 1), rng)
+        task = draw_task(self.data, self.seed, index)
+        fixed = task not in HOPS and task != "several"  # its answers are those of needles
+        evidence = draw_evidence(task, world, rng) if fixed else draw_question(world, HOPS.get(task, 1), rng)
         draws = keyed_random(self.seed, "reply", index)  # a separate generator for draws that differ by policy
         most = self._most_facts(world, evidence, rng)
         if rng.random() < ANSWERS:
-            prompt, reply = self._answering(self._answer_scene(world, evidence, rng, most), most, draws)
+            drawn = (world, evidence, rng, most)
+            scene = self._fixed_scene(task, *drawn) if fixed else self._answer_scene(*drawn)
+            prompt, reply = self._answering(scene, most, draws)
             return self._lesson(index, "answer", prompt, reply)
         prompt, reply = self._reading(self._read_scene(world, evidence, rng, most), draws)
         return self._lesson(index, "read", prompt, reply)
@@ -137,8 +145,9 @@ class Lessons:
         memory = facts(rng.randint(0, most))
         recalled = facts(rng.randint(1, most)) if rng.random() < 0.5 else ()
         section = facts(self.data.facts_per_chunk)
-        statements = tuple(frozenset(world.sentences(*hop)) for hop in evidence.chain)
-        bridge = world.value(*evidence.chain[0]) if len(evidence.chain) > 1 else None
+        chain = () if evidence.statements else evidence.chain
+        statements = tuple(frozenset(world.sentences(*hop)) for hop in chain)
+        bridge = world.value(*chain[0]) if len(chain) > 1 else None
         return ReadScene(evidence.question, memory, recalled, section, rng.random() < LAST, statements, bridge)
 
     def _answer_scene(self, world: World, evidence: EvidenceChain, rng: random.Random, most: int) -> AnswerScene:
@@ -148,8 +157,22 @@ class Lessons:
         distractors = tuple(self._other(world, evidence, rng) for _ in range(2 * most))
         return AnswerScene(evidence.question, tuple(held), distractors, evidence.answers[0] if answerable else UNKNOWN)
 
+    def _fixed_scene(
+        self, task: Task, world: World, evidence: EvidenceChain, rng: random.Random, most: int
+    ) -> AnswerScene:
+        """The answer to what the memory has of a family's statements, though the document may have more."""
+        count = len(evidence.statements) if rng.random() < KNOWN else rng.randint(0, len(evidence.statements))
+        held = sorted(rng.sample(range(len(evidence.statements)), min(count, most)))
+        statements = tuple(evidence.statements[at] for at in held)
+        facts = [fact for text in statements if (fact := read_fact(text)) is not None]
+        answer = ", ".join(golds_of(task, [fact.value for fact in facts])) if facts else UNKNOWN
+        distractors = tuple(self._other(world, evidence, rng) for _ in range(2 * most))
+        return AnswerScene(evidence.question, statements, distractors, answer, ordered=True)
+
     def _fact(self, world: World, evidence: EvidenceChain, rng: random.Random) -> str:
         if rng.random() < EVIDENCE:
+            if evidence.statements:
+                return rng.choice(evidence.statements)
             return world.sentence(*rng.choice(evidence.chain), rng)
         return self._other(world, evidence, rng)
 
@@ -211,12 +234,16 @@ class Lessons:
 
     def _answering(self, scene: AnswerScene, most: int, rng: random.Random) -> tuple[Prompt, list[int]]:
         slots: list[list[str]] = [[], []] if "recalled" in self.answer.slots else [[]]
-        held = _deal(scene.evidence, slots, most, rng)
+        held = _deal(scene.evidence, slots[:1] if scene.ordered else slots, most, rng)
         room = sum(most - len(slot) for slot in slots)
         wanted = room if rng.random() < FULL else rng.randint(0, room)
         _deal(scene.distractors[:wanted], slots, most, rng)
         for slot in slots:
             rng.shuffle(slot)
+            if scene.ordered:
+                places = [at for at, fact in enumerate(slot) if fact in scene.evidence]
+                for at, fact in zip(places, sorted((slot[at] for at in places), key=scene.evidence.index), strict=True):
+                    slot[at] = fact
         answer = scene.answer if held else UNKNOWN
         prompt = self.answer.fill(self._slots(scene.question, slots[0], slots[-1]))
         return prompt, self.codec.encode(f"\\boxed{{{answer}}}")
