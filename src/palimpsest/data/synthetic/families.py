@@ -1,12 +1,12 @@
 """Task families of synthetic documents: what a question asks, and the sentences that answer it.
 
-    needle           one fact                                      its value
-    two_hops         a fact about a person whom another fact names its value
-    updates          one fact, stated two or three times           the value of the last statement
-    list             two or three values of one relation           all values, in any order
-    count            one to four values of one relation            their number
-    several          two or three questions about different people a value each
-    contradiction    one fact, stated twice                        yes if both statements agree, otherwise no
+    needle           one fact                                        its value
+    two_hops         a fact about a person whom another fact names   its value
+    updates          one fact, stated two or three times             the value of the last statement
+    list             two or three values of one relation             all values, in any order
+    count            one to four values of one relation              their number
+    several          two or three questions, of different people     a value each
+    contradiction    one fact, stated twice                          yes if both statements agree, otherwise no
 
 The families after `two_hops` end their question with what is asked for (`ASKS`), so that a mixture is answerable.
 
