@@ -128,6 +128,11 @@ class SyntheticConfig(Strict):
     min_distance: int = Field(0, ge=0)
     """Minimum paragraphs between neighbouring pieces of evidence; shorter documents use the largest that fits."""
 
+    @property
+    def evaluated(self) -> tuple[Task, ...]:
+        """Families of evaluations."""
+        return self.val_task or self.task
+
     @model_validator(mode="after")
     def _lists(self) -> SyntheticConfig:
         for key, names in (("task", self.task), ("val_task", self.val_task)):

@@ -222,7 +222,7 @@ def measure(text: str, golds: Sequence[str], grading: Mapping[str, Any] | None =
     def best(rule: Callable[[str, str], float], candidate: str) -> float:
         return max(rule(candidate, gold) for gold in golds)
 
-    listed = _of_lists(answer, boxed, golds) if "every_gold" in rules else {}
+    listed = {"boxed": lists_all(boxed, golds), **_of_lists(answer, golds)} if "every_gold" in rules else {}
     return {
         "boxed": best(exact, boxed),
         "boxed_strict": best(published_boxed, text),
@@ -239,10 +239,9 @@ def measure(text: str, golds: Sequence[str], grading: Mapping[str, Any] | None =
     }
 
 
-def _of_lists(answer: str, boxed: str, golds: Sequence[str]) -> dict[str, float]:
-    """The metrics that one gold would satisfy, for an answer that has to list all."""
+def _of_lists(answer: str, golds: Sequence[str]) -> dict[str, float]:
+    """The values of `_RULES` for an answer that has to list all golds."""
     return {
-        "boxed": lists_all(boxed, golds),
         "em": lists_all(answer, golds),
         "f1": list_f1(answer, golds),
         "sub_em": min(gold_in_answer(answer, gold) for gold in golds),
@@ -310,8 +309,8 @@ def objectives(problem: Problem) -> tuple[GradedObjective, ...]:
     """
     named, rules = problem.metadata.get("objectives"), problem.grading
     if not named:
-        absent, every = ("abstention" in rules, "every_gold" in rules)
-        return (GradedObjective("", problem.question, problem.answers, absent, every),)
+        special = "abstention" in rules, "every_gold" in rules
+        return (GradedObjective("", problem.question, problem.answers, *special),)
     return tuple(GradedObjective(one["name"], one["question"], tuple(one["answers"])) for one in named)
 
 
@@ -334,8 +333,7 @@ def compared(answer: str, golds: Sequence[str], wanted: Literal["any", "each", "
     """
     answered = any(comparable(answer, gold)[0] for gold in golds)
     if wanted == "all":
-        lists = _of_lists(answer, "", golds)
-        return Marked(answered, {name: lists[name] for name in _RULES})
+        return Marked(answered, _of_lists(answer, golds))
     together = max if wanted == "any" else fmean
     return Marked(answered, {name: together([rule(answer, gold) for gold in golds]) for name, rule in _RULES.items()})
 

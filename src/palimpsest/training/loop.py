@@ -134,7 +134,7 @@ class Trainer:
         encoded, seconds = await asyncio.gather(encoding, self._publish())  # together: the GPUs wait
         self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
-        self._computed += int(metrics.get("tokens/played", 0) + metrics.get("policy/physical_tokens", 0))
+        self._computed += int(metrics["tokens/played"] + metrics.get("policy/physical_tokens", 0))
         metrics[COMPUTED] = float(self._computed)
         self._watch(batch)
         if times := learnt.metrics.get(FOREST_REUSE):

@@ -139,7 +139,7 @@ def _episodes(episodes: Sequence[Trajectory]) -> dict[str, float | None]:
         "episode/sampled_tokens": mean(float(episode.sampled_tokens) for episode in episodes),
         "episode/prompt_tokens": mean(float(episode.prompt_tokens) for episode in episodes),
         **{f"episode/{name}": mean(one[name] for one in costs) for name in (costs[0] if costs else ())},
-        **({"tokens/played": sum(one["computed_tokens"] for one in costs)} if costs else {}),
+        "tokens/played": float(sum(one["computed_tokens"] for one in costs)),
         "episode/documents_cut": float(sum(bool(of_type(one.events, DocumentTruncated)) for one in episodes)),
         **{f"outcome/{name}": float(count) for name, count in sorted(outcomes.items())},
     }

@@ -19,8 +19,9 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.app.python_objects import Problems, problems_of
-from palimpsest.config.data import DataConfig, SearchDataConfig, Sources, Task, listed
+from palimpsest.config.data import DataConfig, SearchDataConfig, Sources, listed
 from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import with_keys
 from palimpsest.data.files.text_files import unpacked_name
 from palimpsest.data.formats.problem_files import read_problems as file_problems
 from palimpsest.data.set_manifest import MANIFEST, sets_of
@@ -76,9 +77,10 @@ def read_problems(
         lengths = sorted(set(chunks or (config.data.synthetic.chunks,)))
         if lengths[0] < 1:
             raise ConfigError(f"chunks={list(lengths)}: expected lengths from 1, such as 4,64,256")
-        tasks = config.data.synthetic.val_task or config.data.synthetic.task
-        by_name = {task: _of_task(config, task) for task in tasks} if len(tasks) > 1 else {source: config}
-        count = limit or DRAWN_PROBLEMS
+        tasks, key = config.data.synthetic.evaluated, "data.synthetic.val_task"
+        by_name, count = {source: config}, limit or DRAWN_PROBLEMS
+        if len(tasks) > 1:
+            by_name = {task: with_keys(config, {key: (task,)}) for task in tasks}
         return {part(name, n, "chunks"): _drawn(one, n, count) for name, one in by_name.items() for n in lengths}
     searched = source == SYNTHETIC_SEARCH or config.data.search is not None
     if chunks is not None:
@@ -125,11 +127,6 @@ def _of_files(
             cell = part(name, count, "documents") if documents else part(name)
             cells[cell] = SourceProblems.all_of(sized)
     return cells
-
-
-def _of_task(config: RunConfig, task: Task) -> RunConfig:
-    synthetic = config.data.synthetic.model_copy(update={"val_task": (task,)})
-    return config.model_copy(update={"data": config.data.model_copy(update={"synthetic": synthetic})})
 
 
 def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:

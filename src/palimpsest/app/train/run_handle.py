@@ -95,7 +95,8 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether training reached `train.max_steps` or `train.max_tokens`."""
-        return reached(self.config, self.steps, read_rows(self.folder / METRICS))
+        rows = read_rows(self.folder / METRICS) if self.config.train.max_tokens else ()
+        return reached(self.config, self.steps, rows)
 
     @property
     def checkpoint(self) -> Path:

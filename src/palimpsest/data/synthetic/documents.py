@@ -183,7 +183,7 @@ def _ordered_places(
 
 def draw_task(config: SyntheticConfig, *key: int | str) -> Task:
     """The family of one training document, from a separate generator."""
-    return keyed_random("hops", *key).choice(config.task)
+    return keyed_random("hops", *key).choice(config.task)  # the draws of runs with one or two hops
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class SyntheticSource:
     @property
     def tasks(self) -> tuple[Task, ...]:
         """Families of the split."""
-        return self.config.task if self.split == "train" else self.config.val_task or self.config.task
+        return self.config.task if self.split == "train" else self.config.evaluated
 
     def _problem(self, index: int, chunks: int) -> Problem:
         config = self.config

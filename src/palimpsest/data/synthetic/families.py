@@ -18,7 +18,7 @@ Not covered: time in the text: an update is later because it comes later.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from palimpsest.config.data import Task
@@ -97,7 +97,9 @@ ASKS = {
     "contradiction": "Do all agree?",
 }
 """End of a question of the other families, after that of one fact."""
-MOST_STATEMENTS = {"needle": 1, "two_hops": 2, "updates": 3, "list": 3, "count": 4, "several": 3, "contradiction": 2}
+_NUMBERS = {"updates": (2, 3), "list": (2, 3), "count": (1, 2, 3, 4), "contradiction": (1, 2), "several": (2, 3)}
+"""Different values that a question asks about; of `several`, its questions."""
+MOST_STATEMENTS = HOPS | {task: max(numbers) for task, numbers in _NUMBERS.items()}
 """Most sentences of a document that a family fixes."""
 
 
@@ -114,7 +116,7 @@ def draw_evidence(task: Task, world: World, rng: random.Random) -> EvidenceChain
     if task == "several":
         return _several(world, rng)
     subject, relation = rng.choice(PEOPLE), rng.choice(ATTRIBUTES)
-    values = rng.sample(relation.values, _NUMBERS[task](rng))
+    values = rng.sample(relation.values, rng.choice(_NUMBERS[task]))
     verbs = rng.sample(relation.statements, 2) if task == "contradiction" else rng.choices(relation.statements, k=4)
     stated = (values * 2)[:2] if task == "contradiction" else values
     return EvidenceChain(
@@ -139,17 +141,8 @@ def golds_of(task: Task, stated: Sequence[str]) -> tuple[str, ...]:
     return (one.get(task, stated[0]),)
 
 
-_NUMBERS: Mapping[str, Callable[[random.Random], int]] = {
-    "updates": lambda rng: rng.choice((2, 3)),
-    "list": lambda rng: rng.choice((2, 3)),
-    "count": lambda rng: rng.choice((1, 2, 3, 4)),
-    "contradiction": lambda rng: rng.choice((1, 2)),
-}
-"""Different values of the one relation that the question asks about."""
-
-
 def _several(world: World, rng: random.Random) -> EvidenceChain:
-    people = rng.sample(PEOPLE, rng.choice((2, 3)))
+    people = rng.sample(PEOPLE, rng.choice(_NUMBERS["several"]))
     chain = tuple((person, rng.choice(RELATIONS)) for person in people)
     questions = tuple(
         Question(relation.question.format(s=one), (world.value(one, relation),)) for one, relation in chain

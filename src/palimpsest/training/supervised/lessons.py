@@ -240,10 +240,9 @@ class Lessons:
         _deal(scene.distractors[:wanted], slots, most, rng)
         for slot in slots:
             rng.shuffle(slot)
-            if scene.ordered:
-                places = [at for at, fact in enumerate(slot) if fact in scene.evidence]
-                for at, fact in zip(places, sorted((slot[at] for at in places), key=scene.evidence.index), strict=True):
-                    slot[at] = fact
+        if scene.ordered:
+            ordered = iter([fact for fact in scene.evidence if fact in slots[0]])
+            slots[0] = [next(ordered) if fact in scene.evidence else fact for fact in slots[0]]
         answer = scene.answer if held else UNKNOWN
         prompt = self.answer.fill(self._slots(scene.question, slots[0], slots[-1]))
         return prompt, self.codec.encode(f"\\boxed{{{answer}}}")
