@@ -68,7 +68,7 @@ SIDEWAYS = {
 """(importer, imported) of one level. Never both ways, so the level could be split in two."""
 
 INSIDE: tuple[tuple[str, ...], ...] = (
-    ("app", "app.evaluate", "app.agent", "app.train", "app.quickstart"),
+    ("app", "app.evaluate", "app.agent", "app.train", "app.quickstart", "app.league"),
     ("app", "app.datasets"),
     ("data", "data.files", "data.formats", "data.synthetic", "data.sources"),
     ("viewer.records", "viewer.analysis", "viewer.screens", "viewer.export"),

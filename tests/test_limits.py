@@ -74,7 +74,7 @@ WIDE = {
 BUDGET: dict[str, tuple[int, int]] = {
     "": (3260, 15),
     "agents": (560, 5),
-    "app": (9040, 46),
+    "app": (9600, 50),
     "cli": (2700, 16),
     "config": (3180, 13),
     "credit": (990, 9),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from palimpsest.app.evaluate.evaluation_run import evaluate_async as evaluate_async
     from palimpsest.app.evaluate.run_comparison import Comparison as Comparison
     from palimpsest.app.evaluate.run_comparison import compare as compare
+    from palimpsest.app.league.league_run import league as league
+    from palimpsest.app.league.league_run import league_async as league_async
     from palimpsest.app.quickstart.quickstart_run import Quickstart as Quickstart
     from palimpsest.app.quickstart.quickstart_run import quickstart as quickstart
     from palimpsest.app.quickstart.quickstart_run import quickstart_async as quickstart_async
@@ -63,6 +65,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "app.evaluate.evaluation_result": ("Evaluation",),
     "app.evaluate.evaluation_run": ("evaluate", "evaluate_async"),
     "app.agent.play": ("play", "play_async"),
+    "app.league.league_run": ("league", "league_async"),
     "app.quickstart.quickstart_run": ("quickstart", "quickstart_async", "Quickstart"),
     "app.train.run_handle": ("Run",),
     "app.train.training_run": ("train", "train_async"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from palimpsest.evaluation.summary import score
+from palimpsest.evaluation.summary import over_seeds, score
 
 Floats = npt.NDArray[np.float64]
 
@@ -67,4 +67,35 @@ def cluster_coverage(
         values = (rng.random(len(clusters)) < means[clusters]).astype(float)
         low, high = interval(values.tolist(), clusters.tolist())
         hits += low <= mean <= high
+    return hits / draws
+
+
+SPREADS = (0.0, 0.3, 1.0)
+"""Standard deviations of the log-odds of seeds."""
+
+
+def seed_coverage(
+    mean: float, seeds: int, problems: int, spread: float, draws: int, seed: int = 0, *, resampled: bool = False
+) -> float:
+    """Share of `draws` leagues whose interval over seeds holds `mean`. `resampled`: a bootstrap of seeds and problems.
+
+    Each seed has its own accuracy, whose log-odds are normal with the deviation `spread`, and `problems` of its own.
+    """
+    rng, hits = np.random.default_rng((seed, seeds, problems)), 0
+    normal = np.random.default_rng(0).standard_normal(20_000)
+    lowest, highest = -12.0, 12.0
+    for _ in range(50):  # the log-odds at which the mean over seeds is `mean`
+        middle = (lowest + highest) / 2
+        below = float((1 / (1 + np.exp(-middle - spread * normal))).mean()) < mean
+        lowest, highest = (middle, highest) if below else (lowest, middle)
+    for _ in range(draws):
+        shares = 1 / (1 + np.exp(-middle - spread * rng.standard_normal(seeds)))
+        values = (rng.random((seeds, problems)) < shares[:, None]).astype(float)
+        if resampled:
+            drawn = values.mean(axis=1)[rng.integers(seeds, size=(500, seeds))]
+            low, high = np.quantile(rng.binomial(problems, drawn).mean(axis=1) / problems, (0.025, 0.975))
+        else:
+            found = over_seeds(score(values.ravel().tolist()), values.mean(axis=1).tolist())
+            low, high = found.low, found.high
+        hits += bool(low - 1e-12 <= mean <= high + 1e-12)
     return hits / draws

@@ -1,4 +1,4 @@
-"""`palimpsest compare` and `palimpsest probe`."""
+"""`palimpsest compare`, `palimpsest league` and `palimpsest probe`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ import typer
 
 from palimpsest.cli.options import (
     OUTPUT,
+    RERUN,
     ApiKeyEnv,
     BaseUrl,
     Json,
+    Overrides,
     Tokenizer,
     Words,
     interval,
     models_and_overrides,
     numbers,
     percent,
+    resuming,
     stdout,
     table,
 )
+from palimpsest.config.league import league_names
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import cost_text, printable
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from palimpsest.evaluation.comparison import Pairing
     from palimpsest.evaluation.sample_log import Cell
     from palimpsest.evaluation.statistics import Difference
+    from palimpsest.text.display_text import Table as FigureTable
 
 
 def compare(
@@ -171,6 +176,50 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
         ]
         for line in lines:
             typer.echo(printable(f"{line:.400}"))
+
+
+# ---- palimpsest league ---------------------------------------------------------------------------------------
+
+
+def league(
+    name: Annotated[str, typer.Argument(metavar="LEAGUE", help=f"{' or '.join(league_names())}, or a YAML file.")],
+    settings: Overrides = None,
+    out: Annotated[Path | None, OUTPUT(help="Folder of runs, evaluations and table; default: leagues/NAME.")] = None,
+    json: Json = False,
+) -> None:
+    """Train and evaluate memory methods under equal conditions, and tabulate them.
+
+    Every method gets the same problems, seeds and training tokens. The table is OUT/league.html, its figures are in
+    OUT/league.json; both grow while the league runs. The same command continues an interrupted league, and a file that
+    extends a league adds methods to it.
+
+    \b
+    Examples:
+      palimpsest league small --out leagues/small
+      palimpsest league small seeds=[0] problems=16 train.max_steps=40 --out leagues/try
+      palimpsest league mine.yaml --out leagues/small
+      palimpsest league laptop --out leagues/laptop
+    """
+    with resuming(lambda: RERUN):
+        from palimpsest.app.league.league_page import PAGE, RESULTS, blanks, family_table, mean_table
+        from palimpsest.app.league.league_run import league as run
+
+        folder = out or Path("leagues") / Path(name).stem
+        made = run(name, settings or (), out=folder)
+    if json:
+        typer.echo((folder / RESULTS).read_text("utf-8"), nl=False)
+    else:
+        for title, each in (("means over families", mean_table(made)), ("accuracy by family", family_table(made))):
+            stdout(200).print(_printed(title, each))
+        for line in blanks(made):
+            typer.echo(printable(line))
+        typer.echo(str(folder / PAGE), err=True)
+    if made.failed:
+        raise typer.Exit(1)
+
+
+def _printed(title: str, made: FigureTable) -> object:
+    return table(title, list(made.columns), [[str(row.get(name, "")) for name in made.columns] for row in made])
 
 
 # ---- palimpsest probe ----------------------------------------------------------------------------------------

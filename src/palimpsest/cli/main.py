@@ -97,6 +97,7 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     },
     "Evaluate": {
         "eval": (evaluate.evaluate, "Evaluate models with a memory policy and baselines."),
+        "league": (compare.league, "Train and evaluate methods under equal conditions; tabulate them."),
         "compare": (compare.compare, "Compare evaluations: accuracy, cost, paired differences."),
         "probe": (compare.probe, "Measure read errors; predict accuracy at other lengths."),
     },

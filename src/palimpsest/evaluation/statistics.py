@@ -7,6 +7,8 @@
     paired_interval     right or wrong, pairwise: adjusted Wald interval of the difference (Bonett and Price 2012)
     sign_flip           any values, pairwise: two-sided p by flipping the signs of clusters (Fisher 1935)
     mcnemar             right or wrong, pairwise: exact two-sided p of the flips (McNemar 1947)
+    student_interval    few values, such as means of seeds: Student's t (1908)
+    holm                p-values of several tests: adjusted for their number (Holm 1979)
 
 A cluster is a group of dependent values: several questions on one document, several samples of one problem. An
 interval that ignores clusters is too narrow.
@@ -22,6 +24,7 @@ narrow.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -100,9 +103,57 @@ def student(freedom: float) -> float:
     [12.706, 4.303, 2.365, 2.069, 1.96]
     """
     freedom = min(max(freedom, 1.0), 1e4)
+    return math.sqrt(freedom) * math.tan(np.interp(0.95, *_angles(freedom)))
+
+
+@cache
+def _angles(freedom: float) -> tuple[Floats, Floats]:
+    """Shares of Student's |t| below the angles, and these angles."""
     edges = np.linspace(0, math.pi / 2, 20_001)
     shares = np.cumsum(np.cos((edges[1:] + edges[:-1]) / 2) ** (freedom - 1))
-    return math.sqrt(freedom) * math.tan(np.interp(0.95, shares / shares[-1], edges[1:]))
+    return np.insert(shares / shares[-1], 0, 0.0), edges
+
+
+def student_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95% interval of the mean of two or more independent values, by Student's t.
+
+    >>> student_interval([0.9, 1.0, 0.95])
+    (0.8258, 1.0742)
+    """
+    mean, error = _mean_and_error(values)
+    spread = student(len(values) - 1) * error
+    return round(mean - spread, 4), round(mean + spread, 4)
+
+
+def student_p(values: Sequence[float]) -> float:
+    """Two-sided p of the mean of two or more independent differences, by Student's t.
+
+    >>> student_p([0.4, 0.5, 0.3]), student_p([0.1, -0.1]), student_p([0.2, 0.2])
+    (0.0202, 1.0, 0.0)
+    """
+    (mean, error), freedom = _mean_and_error(values), len(values) - 1
+    if error == 0.0:
+        return float(mean == 0.0)
+    shares, edges = _angles(float(freedom))
+    return round(1.0 - float(np.interp(math.atan(abs(mean) / error / math.sqrt(freedom)), edges, shares)), 4)
+
+
+def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """p-values of several tests, adjusted so that the probability of any false one stays below the level (Holm 1979,
+    Scandinavian Journal of Statistics 6).
+
+    >>> holm([0.01, 0.04, 0.03, 0.9])
+    [0.04, 0.09, 0.09, 0.9]
+    """
+    adjusted, largest = [0.0] * len(values), 0.0
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[index]))
+        adjusted[index] = largest
+    return adjusted
 
 
 def independent(clusters: Clusters) -> float:

@@ -20,7 +20,7 @@ from statistics import fmean, median
 from typing import Any
 
 from palimpsest.evaluation.sample_log import Cell, Sample
-from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wilson, wilson
+from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wilson, student_interval, wilson
 from palimpsest.events import DocumentTruncated
 from palimpsest.metrics.memory_metrics import EVIDENCE_FIRST, EVIDENCE_LAST
 from palimpsest.notes import Note
@@ -322,6 +322,23 @@ def score(values: Sequence[float], clusters: Clusters | None = None) -> Score:
     else:
         low, high = clustered_wilson(values, shared)
     return Score(fmean(values), round(low, 4), round(high, 4))
+
+
+def over_seeds(pooled: Score, means: Sequence[float]) -> Score:
+    """Mean over seeds, with the wider of two 95% intervals: that of all problems, `pooled`, and Student's t of the
+    seeds' `means` [seeds].
+
+    The first is too narrow if seeds differ, the second is empty if they are equal by chance.
+
+    >>> over_seeds(Score(0.9, 0.85, 0.94), [0.85, 0.9, 0.95])
+    Score(mean=0.9, low=0.7758, high=1.0)
+    """
+    mean, low, high = fmean(means), pooled.low, pooled.high
+    if len(means) > 1 and low is not None and high is not None:
+        bottom, top = student_interval(means)
+        shares = low >= 0.0 and high <= 1.0
+        low, high = min(low, max(bottom, 0.0) if shares else bottom), max(high, min(top, 1.0) if shares else top)
+    return Score(mean, low, high)
 
 
 def tokens_per_correct(samples: Sequence[Sample]) -> float | None:

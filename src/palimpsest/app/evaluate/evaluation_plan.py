@@ -26,7 +26,7 @@ from palimpsest.types import Problem
 
 MOST_SAMPLES = 10_000
 """Limit of samples per problem: memory contains a key for each sample of each problem."""
-_OPTIONS = "policy.options."
+OPTIONS = "policy.options."
 _NAMED = 4  # commands for missing files, at most
 
 
@@ -199,7 +199,7 @@ def takes(policy: str, key: str) -> bool:
     >>> [takes("prune", key) for key in ("chunk_size", "policy.options.tools.search.source", "reward.name")]
     [False, True, True]
     """
-    option = key.removeprefix(_OPTIONS)
+    option = key.removeprefix(OPTIONS)
     return ("." in key and option == key) or option.partition(".")[0] in options_of(policy_class(policy))
 
 
@@ -208,7 +208,7 @@ def check_taken(overrides: Overrides, policies: Sequence[str]) -> None:
     for key, _, _ in split_overrides(overrides):
         if policies and not any(takes(policy, key) for policy in policies):
             names = ", ".join(dict.fromkeys(policies))
-            raise ConfigError(f"{_OPTIONS}{key.removeprefix(_OPTIONS)}: none of {names} has such an option")
+            raise ConfigError(f"{OPTIONS}{key.removeprefix(OPTIONS)}: none of {names} has such an option")
 
 
 def _numbers(name: str, value: int | Sequence[int] | None) -> Sequence[int] | None:

@@ -20,14 +20,9 @@ from __future__ import annotations
 import asyncio
 import html
 import json
-import os
-import signal
-import sys
-import threading
 import time
-from asyncio.subprocess import PIPE
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +36,14 @@ from palimpsest.app.quickstart.quickstart_results import Results, publish, resul
 from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.run_setup import Setup, open_setup
 from palimpsest.app.train.training_run import train_in_folder
+from palimpsest.app.worker_processes import Say, run_process, serve_parent
 from palimpsest.config.engine import SamplerConfig
 from palimpsest.config.load import Overrides, dump_config, parse_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import with_keys
 from palimpsest.engines.open import open_engine, using
 from palimpsest.engines.protocol import Sampler
-from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.errors import RunError
 from palimpsest.evaluation.runner import Entry
 from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY, Cell, Sample, read_samples, set_aside_other
 from palimpsest.memory.registry import admit_all, build_policy
@@ -256,74 +252,15 @@ class QuickstartProcesses:
             self.tick(said)
 
 
-# ---- Processes -----------------------------------------------------------------------------------------------
+# ---- Work of a process ---------------------------------------------------------------------------------------
 
 
-_MAIN = "from palimpsest.app.quickstart.quickstart_run import main; main()"  # imports nothing of the caller's script
-_PATIENCE_S = 5.0  # between SIGTERM and SIGKILL
-_LONGEST_LINE = 1 << 24
-
-Say = Callable[[int | str], None]
-"""Reports finished turns, or a line to show."""
+_MAIN = "from palimpsest.app.quickstart.quickstart_run import main; main()"
 
 
-async def run_process(words: Sequence[str], receive: Say, code: str = _MAIN) -> None:
-    """Run `code` with `words` in a process that writes a JSON number, text or {"error": text} per line, and true last.
-
-    Raises RunError if it fails, also if it ends with status 0 before its last line.
-    """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", code, *words),
-        stdin=PIPE,
-        stdout=PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-        limit=_LONGEST_LINE,
-        process_group=0,  # the terminal's Ctrl-C is for the parent
-    )
-    output = process.stdout
-    assert output is not None
-
-    async def ended() -> None:
-        await output.read()  # to its end: only then asyncio closes the process's transport
-        await process.wait()
-
-    done = False
-    try:
-        async for line in output:
-            if isinstance(said := json.loads(line), dict):
-                raise RunError(said["error"])
-            if said is True:
-                done = True
-            else:
-                receive(said)
-        if (status := await process.wait()) or not done:
-            raise RunError(f"a worker process ended with exit code {status}: run again with --resume")
-    finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(ended(), _PATIENCE_S)
-        except TimeoutError:
-            process.kill()
-            await ended()
-
-
-def main(call: Callable[..., None] | None = None) -> None:
-    """Train a baseline or run a shard, as the command line says, in a process that ends with its parent."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # releases locks of libraries, unlike the default
-    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # other prints must not mix with the lines
-    threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
-
-    def say(said: int | str | dict[str, str]) -> None:
-        lines.write(json.dumps(said) + "\n")
-        lines.flush()
-
-    try:
-        (call or _work)(say, *sys.argv[1:])
-        say(True)
-    except PalimpsestError as error:
-        say({"error": str(error)})
+def main() -> None:
+    """Train a baseline or run a shard, as the command line says."""
+    serve_parent(_work)
 
 
 def _work(say: Say, command: str, out: str, name: str, *shard: str) -> None:
@@ -333,9 +270,6 @@ def _work(say: Say, command: str, out: str, name: str, *shard: str) -> None:
     else:
         model, index, count = shard
         finish(lambda: Shard(config, Path(out), name, model, int(index), int(count)).play(say))
-
-
-# ---- Work of a process ---------------------------------------------------------------------------------------
 
 
 _REPORT_EVERY_S = 0.5

@@ -1,0 +1,1 @@
+"""Leagues: memory methods under equal conditions."""

@@ -1,0 +1,293 @@
+"""`palimpsest league`: train and evaluate memory methods under equal conditions, and tabulate them.
+
+    OUT/league.yaml                 the league, complete
+    OUT/runs/METHOD-SEED            trainings, as `palimpsest train` writes them
+    OUT/evals/METHOD-SEED           evaluations, as `palimpsest eval` writes them; METHOD-untrained-SEED before training
+    OUT/league.json, league.html    the table so far, after every piece of work
+
+Guaranteed: a killed league continues with the same call and gives the same figures; finished work is not repeated; an
+error of a method is the reason of its blank cells, and the other methods go on; a league with further methods, seeds,
+lengths or problems continues in its folder.
+Not covered: methods on several machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from palimpsest import files
+from palimpsest.app.config_resolution import run_config
+from palimpsest.app.evaluate.evaluation_plan import OPTIONS
+from palimpsest.app.evaluate.evaluation_run import evaluate
+from palimpsest.app.league.league_page import write_league
+from palimpsest.app.league.league_table import LeagueTable, evaluation_folder, read_row, run_folder
+from palimpsest.app.python_calls import blocking, suitable_progress
+from palimpsest.app.train.run_handle import Run
+from palimpsest.app.train.training_run import train
+from palimpsest.app.worker_processes import Say, run_process, serve_parent
+from palimpsest.config.league import LeagueConfig, MethodConfig, dump_league, load_league
+from palimpsest.config.load import Overrides
+from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import leaves
+from palimpsest.errors import ConfigError, RunError
+from palimpsest.evaluation.sample_log import SUMMARY, read_object
+from palimpsest.memory.registry import build_policy, policy_class
+from palimpsest.plugin_options import options_of
+from palimpsest.progress.reporter import Logger, Progress, Silent, Tick
+from palimpsest.runs.folder_guard import FolderLock, visible_names
+from palimpsest.runs.run_folder import CONFIG, load_config
+
+LEAGUE = "league.yaml"
+_MAIN = "from palimpsest.app.league.league_run import main; main()"
+_PARTS = 100  # shown parts of a training, and of an evaluation
+
+
+async def league_async(
+    league: str | Path | LeagueConfig,
+    overrides: Overrides = (),
+    *,
+    out: str | Path | None = None,
+    quiet: bool = False,
+    progress: Progress | None = None,
+) -> LeagueTable:
+    """Train and evaluate the methods of a league and tabulate them. The same call continues an interrupted league.
+
+    `league` is an ordinary call and works in a notebook; `league_async` is a coroutine.
+
+    - `league`: a shipped league (`small`, `laptop`), a YAML file, or a configuration
+    - `overrides`: its keys to change, and keys of every run (`train.max_steps=20`)
+    - `out`: folder of runs, evaluations and table; the default is `leagues/NAME`
+
+    Raises ConfigError or RunError with a message that names key, value and fix. An error of a method's training or
+    evaluation is the reason of its blank cells.
+    """
+    config = league if isinstance(league, LeagueConfig) else load_league(league, overrides)
+    folder, shown = Path(out or Path("leagues") / config.league), progress or suitable_progress(quiet=quiet)
+    season = Season(config, folder)
+    for name in config.methods:  # before anything is written
+        season.config(name, config.seeds[0])
+    with _locked(folder):
+        files.write_file(folder / LEAGUE, dump_league(config).encode())
+        await season.play(shown)
+    return season.table()
+
+
+league = blocking(league_async)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if folder.is_dir() and not (folder / LEAGUE).exists() and visible_names(folder):
+        raise RunError(f"{folder} contains other files than a league's: use another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FolderLock(folder)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# ---- Work of a league ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeagueJob:
+    """A method with one seed: its training and evaluation, or its evaluation before training."""
+
+    name: str
+    seed: int
+    trained: bool
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}, seed {self.seed}{'' if self.trained else ', no training'}"
+
+
+@dataclass(frozen=True)
+class Season:
+    """The work of a league in a folder."""
+
+    league: LeagueConfig
+    out: Path
+
+    @cached_property
+    def failed(self) -> dict[LeagueJob, str]:
+        """Errors of this call."""
+        return {}
+
+    def jobs(self) -> list[LeagueJob]:
+        """All work, seed by seed, so that the table fills evenly."""
+        rows = [(name, trained) for name, method in self.league.methods.items() for trained in _rows_of(method)]
+        return [LeagueJob(name, seed, trained) for seed in self.league.seeds for name, trained in rows]
+
+    def config(self, name: str, seed: int) -> RunConfig:
+        """Configuration of a method. Raises ConfigError."""
+        try:
+            found = method_config(self.league, self.league.methods[name], seed)
+            build_policy(found.policy)
+        except ConfigError as error:
+            raise ConfigError(f"methods.{name}: {error}") from None
+        return found
+
+    def table(self) -> LeagueTable:
+        """The table of all evaluations so far."""
+        rows = []
+        for name, method in self.league.methods.items():
+            config = self.config(name, self.league.seeds[0])
+            for trained in _rows_of(method):
+                failed = {j.seed: why for j, why in self.failed.items() if (j.name, j.trained) == (name, trained)}
+                rows.append(read_row(self.league, self.out, name, config, trained=trained, failed=failed))
+        return LeagueTable(self.league, rows, {job.title: why for job, why in self.failed.items()})
+
+    def is_done(self, job: LeagueJob) -> bool:
+        """True if a job has nothing left to do."""
+        folder = evaluation_folder(self.out, job.name, job.seed, trained=job.trained)
+        summary = read_object(folder / SUMMARY) or {}
+        cells = summary.get("evaluations", [])
+        blank = sum(note["code"] == "left_blank" for note in summary.get("notes", ()))
+        played = all(cell["problems"] == self.league.problems and not cell["ungraded"] for cell in cells)
+        if self.league.data or not played or len(cells) + blank != len(self.league.sets) * len(self.league.chunks):
+            return False
+        run = run_folder(self.out, job.name, job.seed)
+        config = self.config(job.name, job.seed)
+        return not job.trained or ((run / CONFIG).is_file() and load_config(run) == config and Run(run).finished)
+
+    async def play(self, progress: Progress) -> None:
+        """Do all work that is left, `processes` methods at a time."""
+        jobs, room = self.jobs(), asyncio.Semaphore(self.league.processes)
+        with progress.count("league", len(jobs) * _PARTS) as tick:
+            async with asyncio.TaskGroup() as group:
+                for job in jobs:
+                    group.create_task(self._play(job, room, progress, tick))
+
+    async def _play(self, job: LeagueJob, room: asyncio.Semaphore, progress: Progress, tick: Tick) -> None:
+        done = 0
+
+        def receive(said: int | str) -> None:
+            nonlocal done
+            if isinstance(said, str):
+                progress.message(f"{job.title}: {said}")
+            else:
+                said = min(said, _PARTS - done)
+                done += said
+                tick(said, note=job.title)
+
+        async with room:
+            try:
+                if not self.is_done(job):
+                    words = [str(self.out), job.name, str(job.seed), str(int(job.trained))]
+                    await run_process(words, receive, _MAIN)
+            except RunError as error:
+                self.failed[job] = str(error)
+                progress.message(f"{job.title}: {error}")
+            tick(_PARTS - done, note=job.title)
+            write_league(self.table(), self.out)
+
+
+def _rows_of(method: MethodConfig) -> Sequence[bool]:
+    """Whether each row of a method is trained."""
+    return (True, False) if method.train and method.untrained else (method.train,)
+
+
+def method_config(league: LeagueConfig, method: MethodConfig, seed: int) -> RunConfig:
+    """Configuration of a method's run: recipe, the league's keys, the policy, the method's keys.
+
+    Options of the policy, the recipe's and the league's, apply as far as the policy has them. Raises ConfigError.
+    """
+    recipe = run_config(method.recipe or league.recipe)
+    policy = method.policy or recipe.policy.name
+    known, shared = options_of(cls := policy_class(policy)), dict(leaves(league.overrides))
+    options = recipe.policy.options | {
+        key.removeprefix(OPTIONS): shared.pop(key) for key in list(shared) if key.startswith(OPTIONS)
+    }
+    options = {name: value for name, value in options.items() if name in known} | method.options
+    keys: dict[str, Any] = {"policy.name": policy, "policy.options": options}
+    keys |= {} if method.model is None or method.base_url else {"model.path": method.model}
+    if league.data is None:
+        keys |= {"data.train_files": "synthetic", "data.synthetic.chunks": league.chunks[0]}
+        keys |= {"data.synthetic.task": _learnt(league, cls), "data.synthetic.val_task": list(league.sets)}
+    overrides = keys | shared | dict(leaves(method.overrides))
+    if not cls.takes_memory:
+        overrides["data.synthetic.starts"] = None
+    return run_config(method.recipe or league.recipe, overrides, seed=seed)
+
+
+def _learnt(league: LeagueConfig, policy: Any) -> list[str]:
+    """Families to train on: a policy that answers one question can't learn from several."""
+    return [name for name in league.families if name != "several" or policy.answers_questions] or list(league.families)
+
+
+# ---- Work of a process ---------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Train and evaluate one method with one seed, as the command line says."""
+    serve_parent(_work)
+
+
+def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
+    folder = Path(out)
+    league = load_league(folder / LEAGUE)
+    method, number, of_training = league.methods[name], int(seed), trained == "1"
+    config = Season(league, folder).config(name, number)
+    progress, model = Reported(say, _PARTS // 2 if of_training else _PARTS), method.model or config.model.path
+    if of_training:
+        run = train(config, out=run_folder(folder, name, number), resume=True, progress=progress)
+        if not run.finished:
+            raise RunError("the training was interrupted; run the same league again")
+        model, config = str(run.folder), load_config(run.folder)
+    evaluate(
+        model,
+        league.data and (league.data if isinstance(league.data, str) else list(league.data)),
+        recipe=None if of_training else config,
+        chunks=list(league.chunks) if league.data is None else None,
+        documents=list(league.documents) or None,
+        limit=league.problems,
+        baselines=False,
+        seed=number,
+        base_url=method.base_url,
+        api_key_env=method.api_key_env,
+        tokenizer=method.tokenizer,
+        out=evaluation_folder(folder, name, number, trained=of_training),
+        progress=progress,
+    )
+
+
+class Reported(Silent):
+    """Progress as numbers of `parts` per stage of the work."""
+
+    def __init__(self, say: Say, parts: int) -> None:
+        self._say, self._parts = say, parts
+
+    def steps(self, total: int) -> Logger:
+        return _Share(self._say, self._parts, total)
+
+    @contextmanager
+    def count(self, label: str, total: int, *, done: int = 0) -> Iterator[Tick]:
+        share = _Share(self._say, self._parts, total)
+        share(done)
+        yield share
+
+
+class _Share(Logger):
+    def __init__(self, say: Say, parts: int, total: int) -> None:
+        self._say, self._parts, self._total, self._done, self._said = say, parts, max(1, total), 0, 0
+
+    def __call__(self, done: int = 1, *, note: str | None = None) -> None:
+        self._done += done
+        parts = min(self._parts, self._parts * self._done // self._total)
+        if parts > self._said:
+            self._say(parts - self._said)
+            self._said = parts
+
+    def resumed(self, step: int) -> None:
+        self(step)
+
+    def log(self, step: int, metrics: Mapping[str, float], timings: Mapping[str, float]) -> None:
+        self()

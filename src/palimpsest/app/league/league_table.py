@@ -1,0 +1,320 @@
+"""Table of a league: every method's accuracy by family and length, with its costs and its difference to a reference.
+
+accuracy      mean over seeds. Its 95% interval is the wider of two: over problems (Wilson's), and over the means of
+              seeds (Student's t). A bootstrap over three seeds and their problems covers the mean in as few as 73%
+              of simulated leagues, this one in 90% or more (benchmarks/interval_coverage.py --seeds)
+mean          over families, held-out ones excluded
+fall          mean at the shortest length less mean at the longest
+difference    to the reference, over problems of the families that both graded; p is the larger of the two tests',
+              adjusted for the number of rows (Holm 1979)
+agreement     Kendall's tau-b of the methods' order, averaged over pairs of seeds (Kendall 1945)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from palimpsest.config.league import UNTRAINED, LeagueConfig, MethodConfig
+from palimpsest.config.schema import RunConfig
+from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, read_log, read_object
+from palimpsest.evaluation.statistics import Difference, holm, paired, student_interval, student_p
+from palimpsest.evaluation.summary import Score, accuracy_of, clusters_of, over_seeds, question_hash
+from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.runs.resume_rules import COMPUTED
+from palimpsest.runs.run_folder import METRICS
+
+FORMAT = 1
+NOT_PLAYED = "not evaluated yet"
+
+SetSize = tuple[str, int | None]
+"""Family and length."""
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A method, trained or untrained, over all seeds."""
+
+    name: str
+    method: MethodConfig
+    trained: bool
+    config: RunConfig
+    """Of the first seed."""
+    samples: Mapping[int, Sequence[Sample]]
+    """Samples by seed; their value is the league's metric."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Reason for a blank by the part of a cell; "": for every cell."""
+    training: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """Last metrics of training by seed."""
+    folders: Sequence[Path] = ()
+
+    @cached_property
+    def cells(self) -> dict[SetSize, dict[int, list[Sample]]]:
+        """Graded samples by cell and seed."""
+        found: dict[SetSize, dict[int, list[Sample]]] = {}
+        for seed, samples in self.samples.items():
+            for sample in samples:
+                if sample.value is not None:
+                    found.setdefault((sample.set, sample.size), {}).setdefault(seed, []).append(sample)
+        return found
+
+    def accuracy(self, cells: Sequence[SetSize]) -> Score:
+        """Mean of the cells' accuracies, over the seeds that have all of them; None without such a seed."""
+        means = self.by_seed(cells)
+        if not means:
+            return Score(None, None, None)
+        graded = [sample for seed in means for cell in cells for sample in self.cells[cell][seed]]
+        return over_seeds(accuracy_of(graded), list(means.values()))
+
+    def by_seed(self, cells: Sequence[SetSize]) -> dict[int, float]:
+        """Mean of the cells' accuracies, by seed that has all of them."""
+        graded = [self.cells.get(cell, {}) for cell in cells]
+        seeds = [seed for seed in self.samples if graded and all(seed in each for each in graded)]
+        return {seed: fmean(fmean(one.value or 0.0 for one in each[seed]) for each in graded) for seed in seeds}
+
+    def problems(self, cell: SetSize) -> int:
+        """Graded problems of a cell, over all seeds."""
+        return sum(map(len, self.cells.get(cell, {}).values()))
+
+    def reason(self, cell: SetSize) -> str | None:
+        """Reason for a cell without an accuracy."""
+        if self.cells.get(cell):
+            return None
+        part = Cell(*cell, unit="chunks", player="").part
+        return self.reasons.get(part) or self.reasons.get("") or NOT_PLAYED
+
+    def mean_measure(self, name: str, size: int | None) -> float | None:
+        """Mean of a measure over the episodes of a length."""
+        rows = (sample for samples in self.samples.values() for sample in samples if sample.size == size)
+        values = [sample.measures[name] for sample in rows if name in sample.measures]
+        return fmean(values) if values else None
+
+    def mean_training(self, name: str) -> float | None:
+        """Mean of a metric after training."""
+        values = [last[name] for last in self.training.values() if name in last]
+        return fmean(values) if values else None
+
+
+# ---- Rows against the reference ------------------------------------------------------------------------------
+
+
+def difference(row: MethodRow, reference: MethodRow, families: Sequence[str]) -> Difference | None:
+    """`row` less `reference`, paired by problem; None without a problem that both graded."""
+    pairs = {seed: list(_pairs(reference.samples.get(seed, ()), row.samples[seed], families)) for seed in row.samples}
+    drawn = [pair for each in pairs.values() for pair in each]
+    if not drawn:
+        return None
+    first, second = ([each[side].value or 0.0 for each in drawn] for side in (0, 1))
+    pooled = paired(first, second, clusters_of([one for one, _ in drawn]))
+    means = [fmean((two.value or 0.0) - (one.value or 0.0) for one, two in each) for each in pairs.values() if each]
+    if len(means) < 2:
+        return pooled
+    low, high = student_interval(means)
+    return replace(
+        pooled,
+        mean=fmean(means),
+        low=max(-1.0, min(low, pooled.low)),
+        high=min(1.0, max(high, pooled.high)),
+        p=max(student_p(means), pooled.p),
+    )
+
+
+def _pairs(
+    first: Sequence[Sample], second: Sequence[Sample], families: Sequence[str]
+) -> Iterator[tuple[Sample, Sample]]:
+    graded = {one.key: one for one in first if one.set in families and one.value is not None}
+    for two in second:
+        one = graded.get(two.key)
+        if one is not None and two.value is not None and question_hash(one) == question_hash(two):
+            yield one, two
+
+
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Kendall's tau-b of two rankings [N]; None if either ranks all equally.
+
+    >>> kendall_tau([1, 2, 3], [1, 2, 3]), kendall_tau([1, 2, 3], [3, 2, 1]), kendall_tau([1, 1], [1, 2])
+    (1.0, -1.0, None)
+    >>> round(kendall_tau([1, 2, 2, 3], [1, 2, 3, 3]), 3)
+    0.8
+    """
+    signs, others = ([(a > b) - (a < b) for a, b in itertools.combinations(each, 2)] for each in (first, second))
+    apart = sum(map(abs, signs)) * sum(map(abs, others))
+    return sum(a * b for a, b in zip(signs, others, strict=True)) / apart**0.5 if apart else None
+
+
+# ---- The table -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LeagueTable:
+    """Rows of a league, in the order of its file, untrained ones below their method."""
+
+    league: LeagueConfig
+    rows: Sequence[MethodRow]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Errors of the call that made it."""
+
+    @cached_property
+    def cells(self) -> list[SetSize]:
+        """Families and lengths, those of the mean first."""
+        if self.league.data is None:
+            return [(name, size) for name in self.league.sets for size in sorted(self.league.chunks)]
+        return list(dict.fromkeys(cell for row in self.rows for cell in row.cells))
+
+    @property
+    def families(self) -> list[str]:
+        """Families of the mean."""
+        return [name for name in dict.fromkeys(name for name, _ in self.cells) if name not in self.league.held_out]
+
+    @property
+    def sizes(self) -> list[int | None]:
+        """Lengths, the shortest first."""
+        return sorted({size for _, size in self.cells}, key=lambda size: size or 0)
+
+    def of_mean(self, size: int | None) -> list[SetSize]:
+        """Cells of the mean at a length."""
+        return [cell for cell in self.cells if cell[0] in self.families and cell[1] == size]
+
+    def mean(self, row: MethodRow, size: int | None) -> Score:
+        """Mean over families at a length."""
+        return row.accuracy(self.of_mean(size))
+
+    def fall(self, row: MethodRow) -> float | None:
+        """Mean at the shortest length less mean at the longest."""
+        first, last = self.mean(row, self.sizes[0]).mean, self.mean(row, self.sizes[-1]).mean
+        return None if first is None or last is None or len(self.sizes) < 2 else first - last
+
+    @cached_property
+    def differences(self) -> dict[str, tuple[Difference, float]]:
+        """Difference to the reference, and p after Holm's correction, by row."""
+        reference = next((row for row in self.rows if row.name == self.league.against), None)
+        rows = [row for row in self.rows if reference is not None and row is not reference]
+        found = {row.name: difference(row, reference, self.families) for row in rows if reference is not None}
+        known = {name: one for name, one in found.items() if one is not None}
+        adjusted = holm([one.p for one in known.values()])
+        return {name: (one, p) for (name, one), p in zip(known.items(), adjusted, strict=True)}
+
+    @cached_property
+    def agreement(self) -> float | None:
+        """Mean Kendall's tau of the trained rows' order over pairs of seeds; None without two seeds of two methods."""
+        cells = [cell for size in self.sizes for cell in self.of_mean(size)]
+        means = [row.by_seed(cells) for row in self.rows if row.trained]
+        ranks = [[each[seed] for each in means] for seed in self.league.seeds if all(seed in each for each in means)]
+        taus = [kendall_tau(a, b) for a, b in itertools.combinations(ranks, 2)]
+        known = [tau for tau in taus if tau is not None]
+        return fmean(known) if known else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Contents of league.json."""
+        return {
+            "format": FORMAT,
+            "league": self.league.league,
+            "config": self.league.model_dump(mode="json"),
+            "families": self.families,
+            "held_out": list(self.league.held_out),
+            "reference": self.league.against,
+            "rows": [self._row(row) for row in self.rows],
+            "kendall_tau": self.agreement,
+        }
+
+    def _row(self, row: MethodRow) -> dict[str, Any]:
+        changed = self.differences.get(row.name)
+        return {
+            "name": row.name,
+            "trained": row.trained,
+            **self.settings(row),
+            "training_tokens": self.training_tokens(row),
+            "training_steps": row.mean_training("step"),
+            "cells": [
+                {"family": cell[0], "size": cell[1], **_scored(row.accuracy([cell])), "n": row.problems(cell),
+                 "reason": row.reason(cell)}
+                for cell in self.cells
+            ],
+            "mean": [{"size": size, **_scored(self.mean(row, size))} for size in self.sizes],
+            "fall": self.fall(row),
+            "computed_tokens": [
+                {"size": size, "tokens": row.mean_measure("computed_tokens", size)} for size in self.sizes
+            ],
+            "hallucinated": None if (kept := self.copied(row)) is None else 1.0 - kept,
+            "difference": changed and {
+                "mean": changed[0].mean, "low": changed[0].low, "high": changed[0].high, "p": changed[0].p,
+                "p_holm": changed[1], "better": changed[0].better, "worse": changed[0].worse,
+            },
+            "evaluations": [str(folder) for folder in row.folders],
+        }  # fmt: skip
+
+    def settings(self, row: MethodRow) -> dict[str, Any]:
+        """Policy, model and memory budget in tokens of a row."""
+        return {
+            "policy": row.config.policy.name,
+            "model": row.method.model or row.config.model.path,
+            "memory_tokens": row.config.policy.options.get("memory_tokens"),
+        }
+
+    def training_tokens(self, row: MethodRow) -> float | None:
+        """Computed tokens of training, mean over seeds."""
+        return row.mean_training(COMPUTED)
+
+    def copied(self, row: MethodRow) -> float | None:
+        """Share of the written sentences that are in the prompt, at the longest length."""
+        return row.mean_measure("copy_fidelity", self.sizes[-1])
+
+
+def _scored(found: Score) -> dict[str, float | None]:
+    return {"accuracy": found.mean, "low": found.low, "high": found.high}
+
+
+# ---- Reading a league's folder -------------------------------------------------------------------------------
+
+
+def evaluation_folder(out: Path, name: str, seed: int, *, trained: bool) -> Path:
+    """Folder of a method's evaluation."""
+    return out / "evals" / (f"{name}-{seed}" if trained else f"{name}-{UNTRAINED}-{seed}")
+
+
+def run_folder(out: Path, name: str, seed: int) -> Path:
+    """Folder of a method's training."""
+    return out / "runs" / f"{name}-{seed}"
+
+
+def read_row(
+    league: LeagueConfig, out: Path, name: str, config: RunConfig, *, trained: bool, failed: Mapping[int, str]
+) -> MethodRow:
+    """A row from its evaluations; `failed`: errors by seed."""
+    folders = {seed: evaluation_folder(out, name, seed, trained=trained) for seed in league.seeds}
+    folders = {seed: folder for seed, folder in folders.items() if (folder / SUMMARY).is_file()}
+    samples = {seed: [_as_row(one, league) for one in read_log(folder).samples] for seed, folder in folders.items()}
+    reasons = {"": next(iter(failed.values()))} if failed else {}
+    for folder in folders.values():
+        reasons |= dict(_blanks(folder))
+    rows = {seed: read_rows(run_folder(out, name, seed) / METRICS) for seed in folders} if trained else {}
+    return MethodRow(
+        name=name if trained or not league.methods[name].train else f"{name}, {UNTRAINED}",
+        method=league.methods[name],
+        trained=trained and league.methods[name].train,
+        config=config,
+        samples=samples,
+        reasons=reasons,
+        training={seed: each[-1] for seed, each in rows.items() if each},
+        folders=[folder.relative_to(out) for folder in folders.values()],
+    )
+
+
+def _as_row(sample: Sample, league: LeagueConfig) -> Sample:
+    """A sample with the league's metric and without its player. A single family has its generator's name."""
+    graded = sample.value is not None and league.metric != "reward"
+    value = sample.metrics.get(league.metric) if graded else sample.value
+    alone = len(league.sets) == 1 and league.data is None
+    return replace(sample, value=value, player="", set=league.sets[0] if alone else sample.set)
+
+
+def _blanks(folder: Path) -> Iterator[tuple[str, str]]:
+    """Parts that a policy does not admit, with the reason."""
+    for note in (read_object(folder / SUMMARY) or {}).get("notes", []):
+        if note["code"] == "left_blank":
+            yield note["values"]["name"].partition(", ")[2], note["values"]["reason"]

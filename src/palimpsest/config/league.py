@@ -1,0 +1,198 @@
+"""League files: memory methods to train and evaluate under equal conditions.
+
+    extends: laptop                          a shipped league or a file, of which this one changes keys
+    methods:
+      mine: {policy: my_module:MyPolicy}     joins its methods
+
+Guaranteed: a league's methods share its recipe, overrides, problems and token budget unless a method's own keys differ.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from palimpsest.config.data import OneOrMore, Sources, Task, listed
+from palimpsest.config.load import Overrides, put, refuse_secrets, split_overrides
+from palimpsest.config.schema import RunConfig
+from palimpsest.config.section import Strict
+from palimpsest.config.yaml_text import Dumper, first_line, read
+from palimpsest.errors import ConfigError, nearest
+
+UNTRAINED = "untrained"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+]*(-[A-Za-z0-9_+]+)*")
+_DEEPEST = 8  # leagues that extend each other
+
+
+class MethodConfig(Strict):
+    """A method: one trained row and one without training."""
+
+    policy: str | None = None
+    """A shipped policy or my_module:MyPolicy; null: the recipe's."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its options; further ones are the recipe's, as far as the policy has them."""
+    recipe: str | None = None
+    """Instead of the league's `recipe`."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Dotted keys of this method's configuration, after those of the league."""
+    train: bool = True
+    """False: only evaluated."""
+    untrained: bool = True
+    """Also evaluate the model before training, as a row of its own."""
+    model: str | None = None
+    """Instead of the recipe's; at `base_url` a served name."""
+    base_url: str | None = None
+    """OpenAI-compatible endpoint of a method that isn't trained."""
+    tokenizer: str | None = None
+    """Folder or hub id of the endpoint's tokenizer."""
+    api_key_env: str | None = None
+    """Environment variable with the endpoint's key."""
+
+    @model_validator(mode="after")
+    def _served(self) -> MethodConfig:
+        if self.base_url is not None and (self.train or self.model is None):
+            raise ValueError("base_url serves a `model` that isn't trained here: set model and train: false")
+        return self
+
+
+class LeagueConfig(Strict):
+    """Everything that determines a league."""
+
+    league: str = "league"
+    """Title."""
+    recipe: str = "memagent-quickstart"
+    """Base of every method: a shipped recipe or a file."""
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    """Keys for every method, dotted or as sections, e.g. `train.max_tokens`."""
+    seeds: OneOrMore[int] = (0, 1, 2)
+    """Each seed draws training and test problems, shared by all methods."""
+    families: tuple[Task, ...] = ("needle",)
+    """Families of synthetic documents to train on and to average over; with `data` unused."""
+    held_out: tuple[Task, ...] = ()
+    """Families that are only evaluated; not in the mean."""
+    chunks: OneOrMore[int] = (4, 64, 256)
+    """Lengths of evaluated documents in paragraphs; the first is the training length."""
+    data: Sources | None = None
+    """Files to evaluate on instead of synthetic documents; each is a family."""
+    documents: OneOrMore[int] = ()
+    """Documents per context of `data`; empty: as the files have them."""
+    problems: int = Field(64, ge=1)
+    """Per family, size and seed."""
+    metric: Literal["reward", "em", "f1", "sub_em"] = "em"
+    """Accuracy of every row; `reward`: each method's own."""
+    reference: str | None = None
+    """Method of the paired differences; null: the first."""
+    processes: int = Field(2, ge=1)
+    """Methods that run at a time."""
+    methods: dict[str, MethodConfig]
+    """By name."""
+
+    @field_validator("methods")
+    @classmethod
+    def _names(cls, methods: dict[str, MethodConfig]) -> dict[str, MethodConfig]:
+        if not methods:
+            raise ValueError("name one method at least, e.g. methods: {mine: {policy: my_module:MyPolicy}}")
+        for name in methods:
+            if not _NAME.fullmatch(name) or name.endswith(f"-{UNTRAINED}"):
+                raise ValueError(f"{name!r} can't be a folder: use letters, digits, underscores and hyphens")
+        return methods
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LeagueConfig:
+        if self.reference is not None and self.reference not in self.methods:
+            raise ValueError(f"reference={self.reference}: no such method{nearest(self.reference, self.methods)}")
+        if twice := set(self.families) & set(self.held_out):
+            raise ValueError(f"held_out={sorted(twice)[0]}: also in families; name it once")
+        for name, values in (("seeds", self.seeds), ("families", self.families), ("chunks", self.chunks)):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name}={list(values)}: give one at least, each once")
+        if self.data is None and self.documents:
+            raise ValueError(f"documents={list(self.documents)}: for files; set data, or chunks instead")
+        return self
+
+    @property
+    def against(self) -> str:
+        """Method of the paired differences."""
+        return self.reference or next(iter(self.methods))
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """Evaluated families, those of the mean first."""
+        return (*self.families, *self.held_out) if self.data is None else listed(self.data)
+
+
+def league_names() -> list[str]:
+    """Names of the shipped leagues."""
+    folder = resources.files("palimpsest") / "leagues"
+    return sorted(entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_league(name_or_path: str | Path, changes: Overrides = ()) -> LeagueConfig:
+    """A shipped league or a YAML file, with changed keys. Raises ConfigError.
+
+    A key of a run (`train.max_steps=20`) changes `overrides`.
+    """
+    name = str(name_or_path)
+    values = _values(name)
+    for key, value, _ in split_overrides(changes):
+        section = key.partition(".")[0]
+        of_runs = "." in key and section in RunConfig.model_fields and section not in ("methods", "overrides")
+        put(values, f"overrides.{key}" if of_runs else key, value)
+    if isinstance(methods := values.get("methods"), dict):  # null removes an inherited one
+        values["methods"] = {key: method for key, method in methods.items() if method is not None}
+    refuse_secrets(values, name)
+    try:
+        return LeagueConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_faults(error, name))) from None
+
+
+def dump_league(league: LeagueConfig) -> str:
+    """YAML from which `load_league` makes the same league again."""
+    return yaml.dump(league.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
+
+
+def _values(name: str, depth: int = 0) -> dict[str, Any]:
+    path, names = Path(name), league_names()
+    if name in names:
+        text = (resources.files("palimpsest") / "leagues" / f"{name}.yaml").read_text("utf-8")
+    elif path.is_file():
+        text = path.read_text("utf-8", errors="replace")
+    else:
+        raise ConfigError(f"league {name}: neither a shipped league nor a file; shipped: {', '.join(names)}")
+    try:
+        values = read(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"league {name}: not valid YAML ({first_line(error)})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"league {name}: expected keys such as `methods:` at the top")
+    parent = values.pop("extends", None)
+    values.setdefault("league", path.stem)
+    if parent is None:
+        return values
+    if depth == _DEEPEST:
+        raise ConfigError(f"league {name}: extends {parent}: more than {_DEEPEST} leagues extend each other")
+    base = _values(str(parent) if parent in names else str(path.parent / str(parent)), depth + 1)
+    for key in ("methods", "overrides"):
+        if isinstance(own := values.get(key), dict) and isinstance(inherited := base.get(key), dict):
+            values[key] = {**inherited, **own}
+    return {**base, **values}
+
+
+def _faults(error: ValidationError, name: str) -> Iterator[str]:
+    for detail in error.errors(include_url=False)[:5]:
+        key = ".".join(map(str, detail["loc"]))
+        if detail["type"] == "extra_forbidden":
+            model = MethodConfig if key.startswith("methods.") else LeagueConfig
+            yield f"league {name}: {key}: no such key{nearest(str(detail['loc'][-1]), model.model_fields)}"
+        elif detail["type"] == "value_error":
+            yield f"league {name}: {key}{key and ': '}{detail['msg'].removeprefix('Value error, ')}"
+        else:
+            shown = "" if isinstance(detail["input"], Mapping) else f"={detail['input']!r:.80}"
+            yield f"league {name}: {key}{shown}: {detail['msg'].lower()}"

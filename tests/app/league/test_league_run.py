@@ -1,0 +1,147 @@
+"""Leagues with real trainings and evaluations: killed, continued, extended by a file of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+import palimpsest
+from palimpsest.evaluation.sample_log import read_samples
+from palimpsest.runs.jsonl_rows import read_rows
+
+WAIT_S = 300
+POLICY = """
+from dataclasses import dataclass
+from palimpsest.memory.overwrite import OverwritePolicy
+
+@dataclass(frozen=True, slots=True)
+class MyPolicy(OverwritePolicy):
+    "Starts with a smaller memory."
+    memory_tokens: int = 4
+"""
+LEAGUE = """
+families: [needle, list]
+held_out: [count]
+chunks: [1, 2]
+problems: 2
+seeds: [0]
+overrides:
+  data.curriculum: null
+  train: {max_steps: 2, batch_size: 2, group_size: 2, num_minibatches: 1, save_steps: 1}
+methods:
+  overwrite: {untrained: false}
+  mine: {policy: my_policy:MyPolicy, train: false}
+  lost: {model: nowhere, train: false}
+"""
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    return [sys.executable, "-m", "palimpsest", "league", "mine.yaml", "--out", "out", *words]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A league killed after its first training step and continued."""
+    made = tmp_path_factory.mktemp("league")
+    (made / "my_policy.py").write_text(POLICY)
+    (made / "mine.yaml").write_text(LEAGUE)
+    first = subprocess.Popen(command(made), cwd=made, env=environment(), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + WAIT_S
+    while not list(made.glob("out/runs/overwrite-0/checkpoints/step-*")):
+        assert first.poll() is None, "ended before its first step"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    done = subprocess.run(command(made), cwd=made, env=environment(), capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 1, done.stderr  # `lost` failed
+    assert "lost, seed 0" in done.stderr
+    return made
+
+
+def rows(folder: Path) -> dict[str, Any]:
+    return {row["name"]: row for row in json.loads((folder / "out" / "league.json").read_text())["rows"]}
+
+
+def test_a_killed_league_continues_its_training_and_its_log_has_every_step_once(folder: Path) -> None:
+    assert [row["step"] for row in read_rows(folder / "out/runs/overwrite-0/metrics.jsonl")] == [1, 2]
+    assert rows(folder)["overwrite"]["training_steps"] == 2
+
+
+@pytest.mark.parametrize("name", ["overwrite", "mine"])
+def test_cells_are_the_means_of_the_logs(folder: Path, name: str) -> None:
+    row = rows(folder)[name]
+    samples, _ = read_samples(folder / "out" / row["evaluations"][0] / "samples.jsonl")
+    assert len(row["cells"]) == 6
+    for cell in row["cells"]:
+        values = [one.metrics["em"] for one in samples if (one.set, one.size) == (cell["family"], cell["size"])]
+        assert (cell["n"], cell["accuracy"]) == (2, pytest.approx(fmean(values)))
+
+
+def test_a_failed_method_has_its_error_in_its_blank_cells(folder: Path) -> None:
+    for cell in rows(folder)["lost"]["cells"]:
+        assert (cell["accuracy"], cell["n"]) == (None, 0)
+        assert "nowhere" in cell["reason"]
+
+
+def test_a_row_names_its_policy_and_its_memory_budget(folder: Path) -> None:
+    found = {name: (row["policy"], row["memory_tokens"], row["trained"]) for name, row in rows(folder).items()}
+    assert found["overwrite"] == ("overwrite", 8, True)
+    assert found["mine"] == ("my_policy:MyPolicy", 8, False), "the recipe's budget"
+    assert rows(folder)["mine"]["difference"]["mean"] == pytest.approx(
+        fmean(c["accuracy"] for c in rows(folder)["mine"]["cells"] if c["family"] != "count")
+        - fmean(c["accuracy"] for c in rows(folder)["overwrite"]["cells"] if c["family"] != "count")
+    )
+
+
+def changed(folder: Path, names: Sequence[str]) -> dict[str, int]:
+    return {name: (folder / "out" / name / "samples.jsonl").stat().st_mtime_ns for name in names}
+
+
+def test_further_problems_continue_and_finished_work_is_not_repeated(folder: Path) -> None:
+    words, env = ["methods.lost=null", "--json"], environment()
+    before = changed(folder, ["evals/overwrite-0", "evals/mine-untrained-0"])
+    again = subprocess.run(command(folder, *words), cwd=folder, env=env, capture_output=True, text=True, timeout=WAIT_S)
+    assert again.returncode == 0, again.stderr
+    assert [row["name"] for row in json.loads(again.stdout)["rows"]] == ["overwrite", "mine"]
+    assert changed(folder, list(before)) == before
+    words = ["methods.lost=null", "problems=3", "methods.overwrite=null"]
+    subprocess.run(command(folder, *words), cwd=folder, env=env, check=True, capture_output=True, timeout=WAIT_S)
+    samples, _ = read_samples(folder / "out" / "evals/mine-untrained-0" / "samples.jsonl")
+    assert len(samples) == 18
+
+
+def test_the_page_links_to_each_evaluation(folder: Path) -> None:
+    text = (folder / "out" / "league.html").read_text()
+    for row in rows(folder).values():
+        for evaluation in row["evaluations"]:
+            assert f'href="{evaluation}/report.html"' in text
+            assert (folder / "out" / evaluation / "report.html").is_file()
+
+
+def test_mistakes_are_errors_before_anything_is_written(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("methods: {mine: {policy: overwrite, options: {memory: 3}}}")
+    with pytest.raises(palimpsest.PalimpsestError, match=r"methods\.mine: policy\.options\.memory"):
+        palimpsest.league(wrong, out=tmp_path / "out", quiet=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(palimpsest.PalimpsestError, match="other files"):
+        palimpsest.league("small", out=tmp_path, quiet=True)

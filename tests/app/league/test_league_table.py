@@ -1,0 +1,116 @@
+"""Tables of leagues: figures against plain Python, blanks, pairs, seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from palimpsest.app.league.league_run import method_config
+from palimpsest.app.league.league_table import NOT_PLAYED, LeagueTable, MethodRow, kendall_tau
+from palimpsest.config.league import LeagueConfig
+from palimpsest.evaluation.sample_log import Sample
+from palimpsest.evaluation.statistics import wilson
+from support.evaluations import sample
+
+FAMILIES, SIZES = ("needle", "list"), (4, 64)
+Rights = Mapping[tuple[str, int], Sequence[Sequence[int]]]
+"""[seeds][problems] by cell: 1 for right."""
+
+
+def league(**changes: object) -> LeagueConfig:
+    methods: dict[str, object] = {"a": {}, "b": {}}
+    keys = {"seeds": (0, 1, 2), "families": FAMILIES, "chunks": SIZES, "methods": methods, **changes}
+    return LeagueConfig.model_validate(keys)
+
+
+def row(name: str, rights: Rights, **fields: object) -> MethodRow:
+    samples: dict[int, list[Sample]] = {}
+    for (family, size), seeds in rights.items():
+        for seed, values in enumerate(seeds):
+            rows = [
+                sample(f"{seed}-{family}-{size}-{n}", float(value), set=family, size=size)
+                for n, value in enumerate(values)
+            ]
+            samples.setdefault(seed, []).extend(rows)
+    method = league().methods["a"]
+    config = method_config(league(), method, 0)
+    return MethodRow(name=name, method=method, trained=True, config=config, samples=samples, **fields)
+
+
+RIGHTS: Rights = {
+    ("needle", 4): [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]],
+    ("needle", 64): [[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]],
+    ("list", 4): [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 0, 0]],
+    ("list", 64): [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]],
+}
+WORSE: Rights = {cell: [[0] * len(values) for values in seeds] for cell, seeds in RIGHTS.items()}
+
+
+def test_a_cell_has_the_mean_over_seeds_and_the_wider_interval() -> None:
+    made = LeagueTable(league(), [row("a", RIGHTS)]).to_json()["rows"][0]
+    cell = next(one for one in made["cells"] if (one["family"], one["size"]) == ("needle", 64))
+    means = [0.75, 0.5, 1.0]
+    half = 4.302653 * statistics.stdev(means) / math.sqrt(3)
+    low, high = wilson(9, 12)
+    assert cell["accuracy"] == pytest.approx(9 / 12)
+    assert cell["low"] == pytest.approx(max(0.0, min(low, 0.75 - half)), abs=1e-4)
+    assert cell["high"] == pytest.approx(min(1.0, max(high, 0.75 + half)), abs=1e-4)
+    assert (cell["n"], cell["reason"]) == (12, None)
+
+
+def test_equal_seeds_leave_the_interval_of_the_problems() -> None:
+    made = row("a", {("needle", 4): [[1] * 8] * 3})
+    found = made.accuracy([("needle", 4)])
+    assert (found.mean, found.high) == (1.0, 1.0)
+    assert found.low == pytest.approx(wilson(24, 24)[0], abs=1e-4)
+
+
+def test_means_over_families_and_the_fall_from_the_shortest_to_the_longest() -> None:
+    table = LeagueTable(league(held_out=("count",)), [row("a", RIGHTS)])
+    made = table.to_json()["rows"][0]
+    assert [one["accuracy"] for one in made["mean"]] == pytest.approx([(11 / 12 + 3 / 12) / 2, (9 / 12 + 1 / 12) / 2])
+    assert made["fall"] == pytest.approx((11 + 3 - 9 - 1) / 24)
+    assert {one["family"] for one in made["cells"]} == {"needle", "list", "count"}
+
+
+def test_a_blank_cell_has_its_reason_and_leaves_no_mean() -> None:
+    alone = {cell: seeds for cell, seeds in RIGHTS.items() if cell[0] == "needle"}
+    admitted = row("a", alone, reasons={"list, 4 chunks": "answers one question", "list, 64 chunks": "too long"})
+    made = LeagueTable(league(), [admitted, row("b", {}, reasons={"": "it failed"})]).to_json()["rows"]
+    assert [one["reason"] for one in made[0]["cells"]] == [None, None, "answers one question", "too long"]
+    assert [one["accuracy"] for one in made[0]["mean"]] == [None, None]
+    assert {one["reason"] for one in made[1]["cells"]} == {"it failed"}
+    assert {one["reason"] for one in LeagueTable(league(), [row("a", {})]).to_json()["rows"][0]["cells"]} == {
+        NOT_PLAYED
+    }
+
+
+def test_differences_are_paired_by_problem_and_corrected_for_the_rows() -> None:
+    half = {cell: [values[:2] for values in seeds] for cell, seeds in WORSE.items()}
+    table = LeagueTable(league(), [row("a", RIGHTS), row("b", WORSE), row("c", half), row("d", RIGHTS)])
+    found = table.differences
+    assert set(found) == {"b", "c", "d"}
+    change, adjusted = found["b"]
+    by_seed = [-(4 + 3 + 1 + 0) / 16, -(3 + 2 + 2 + 1) / 16, -(4 + 4 + 0 + 0) / 16]
+    assert change.mean == pytest.approx(statistics.fmean(by_seed))
+    assert (change.better, change.worse) == (0, 24)
+    assert found["c"][0].worse == sum(sum(v[:2]) for seeds in RIGHTS.values() for v in seeds), "shared problems only"
+    assert found["d"][0].mean == 0.0
+    assert found["d"][1] == 1.0
+    ps = sorted(one.p for one, _ in found.values())
+    assert adjusted == pytest.approx(max(3 * ps[0], 2 * ps[1]) if change.p == ps[1] else 3 * ps[0])
+
+
+def test_seeds_that_order_the_methods_alike_agree() -> None:
+    table = LeagueTable(league(), [row("a", RIGHTS), row("b", WORSE)])
+    assert table.agreement == 1.0
+    reversed_once = {cell: [seeds[0], [1] * 4, seeds[2]] for cell, seeds in WORSE.items()}
+    assert LeagueTable(league(), [row("a", RIGHTS), row("b", reversed_once)]).agreement == pytest.approx(-1 / 3)
+
+
+def test_kendalls_tau_of_a_worked_example() -> None:
+    """11 of 15 pairs have the same order, 4 the other."""
+    assert kendall_tau([1, 2, 3, 4, 5, 6], [3, 1, 4, 2, 6, 5]) == pytest.approx((11 - 4) / 15)

@@ -1,0 +1,96 @@
+"""League files: what they inherit, what they refuse, and the configuration of each method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from palimpsest.app.league.league_run import method_config
+from palimpsest.config.league import dump_league, league_names, load_league
+from palimpsest.errors import ConfigError
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", league_names())
+def test_shipped_leagues_are_complete_and_stay_the_same_when_dumped(name: str, tmp_path: Path) -> None:
+    league = load_league(name)
+    for method in league.methods.values():
+        for seed in league.seeds:
+            config = method_config(league, method, seed)
+            assert config.seed == seed
+            assert config.data.synthetic.evaluated == league.sets
+            assert config.train.max_tokens == league.overrides["train.max_tokens"]
+            assert config.policy.options.get("memory_tokens") in (None, 24)
+    assert load_league(written(tmp_path, dump_league(league))) == league
+
+
+def test_a_file_adds_a_method_removes_another_and_changes_a_key_of_all(tmp_path: Path) -> None:
+    text = """
+extends: small
+overrides: {train.max_steps: 3}
+methods: {closed_book: null, mine: {policy: overwrite, options: {memory_tokens: 12}}}
+"""
+    league = load_league(written(tmp_path, text), ["problems=4", "optim.learning_rate=1e-4"])
+    small = load_league("small")
+    assert set(league.methods) == {*small.methods, "mine"} - {"closed_book"}
+    assert (league.problems, league.league) == (4, "mine")
+    config = method_config(league, league.methods["mine"], 0)
+    assert (config.train.max_steps, config.optim.learning_rate) == (3, 1e-4)
+    assert config.policy.options["memory_tokens"] == 12
+    assert config.policy.options["chunk_size"] == 36, "of the recipe"
+
+
+def test_a_policy_gets_the_options_it_has_and_the_families_it_can_learn() -> None:
+    league = load_league("laptop")
+    whole = method_config(league, league.methods["whole_window"], 0)
+    assert "memory_tokens" not in whole.policy.options
+    assert whole.policy.options["answer_tokens"] == league.overrides["policy.options.answer_tokens"]
+    assert whole.data.synthetic.starts is None, "it takes no memory"
+    assert method_config(league, league.methods["overwrite"], 0).data.synthetic.starts is not None
+    assert "several" not in method_config(league, league.methods["lead"], 0).data.synthetic.task
+    assert "several" in whole.data.synthetic.task
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("methods: {}", "methods"),
+        ("seeds: [0]", "methods"),
+        ("methods: {../x: {}}", "../x"),
+        ("methods: {a-untrained: {}}", "a-untrained"),
+        ("methods: {a: {polcy: overwrite}}", "methods.a.polcy: no such key; did you mean policy?"),
+        ("methods: {a: {}}\nreference: b", "reference=b"),
+        ("methods: {a: {}}\nseeds: [0, 0]", "seeds=[0, 0]"),
+        ("methods: {a: {}}\nheld_out: [needle]", "held_out=needle"),
+        ("methods: {a: {}}\ndocuments: [50]", "documents=[50]"),
+        ("methods: {a: {base_url: http://127.0.0.1:1/v1}}", "base_url"),
+        ("methods: {a: {overrides: {engine.api_key: x}}}", "engine.api_key"),
+        ("extends: nothing.yaml", "nothing.yaml"),
+        ("- a", "expected keys"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_the_name_of_its_key(text: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_league(written(tmp_path, text))
+    assert named in str(refused.value)
+
+
+def test_a_file_that_extends_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="extend each other"):
+        load_league(written(tmp_path, "extends: mine.yaml"))
+
+
+def test_null_removes_a_method_but_is_a_value_among_the_overrides(tmp_path: Path) -> None:
+    league = load_league(
+        written(tmp_path, "extends: laptop\noverrides: {data.curriculum: null}"), ["methods.lead=null"]
+    )
+    assert "lead" not in league.methods
+    config = method_config(league, league.methods["overwrite"], 0)
+    assert (config.data.curriculum, config.credit.overlong) == (None, None)
