@@ -249,23 +249,28 @@ def wiki(
         typer.Argument(metavar="FILE...", help="HotpotQA, 2WikiMultiHopQA or MuSiQue files, or rows {title, text}."),
     ],
     out: Out,
+    task: Annotated[str, typer.Option(help="Families of questions: needle, or several, e.g. list,count.")] = "needle",
     held_out: Annotated[int, typer.Option(min=1, help="Titles whose questions are for evaluation.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of the split, the distractors and the order.")] = 0,
     force: Force = False,
 ) -> None:
     """Make questions on real paragraphs, such as "Who directed X?", each with the sentence that answers it.
 
-    Writes train.jsonl and dev.jsonl in HotpotQA's layout. Their titles differ.
+    Writes train.jsonl and dev.jsonl in HotpotQA's layout. Their titles differ. Families: see data.synthetic.task.
 
     \b
     Examples:
       palimpsest data download hotpotqa-dev --out data
       palimpsest data wiki data/hotpot_dev_distractor_v1.json --out data/wiki
+      palimpsest data wiki data/hotpot_dev_distractor_v1.json --task needle,list,count,updates --out data/families
       palimpsest train memagent-smollm2 model.path=HuggingFaceTB/SmolLM2-135M-Instruct
     """
-    from palimpsest.app.datasets.wiki_questions import make_wiki_questions
+    from palimpsest.app.datasets.wiki_questions import make_wiki_questions, read_tasks
 
-    print_made(make_wiki_questions(source, out=out, held_out=held_out, seed=seed, force=force, progress=Terminal()))
+    made = make_wiki_questions(
+        source, out=out, tasks=read_tasks(task), held_out=held_out, seed=seed, force=force, progress=Terminal()
+    )
+    print_made(made)
 
 
 # ---- palimpsest data ruler -----------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ A context is `Document 1:\\n<paragraph>`, a blank line, `Document 2:...` (MemAge
 Distant evidence (ReMemR1, arXiv 2509.23040): `order: reverse` puts the gold paragraphs in reverse reasoning order,
 `min_distance` is their minimum distance in documents.
 
-Guaranteed: every gold paragraph is in the context; all placements that order and distance admit are equally likely and
+Guaranteed: every gold paragraph is in the context; those of `updates` stay in the file's order, whatever `order` says,
+and only the last is evidence; all placements that order and distance admit are equally likely and
 independent between problems; the same (record, corpus, documents, seed, placing) gives the same bytes.
 Not covered: a distractor that answers the question; near-duplicate paragraphs (only equal ones are merged).
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from palimpsest.data.record import Record
 from palimpsest.errors import DataError
@@ -26,6 +27,7 @@ from palimpsest.types import Problem
 # ---- Slots of evidence ---------------------------------------------------------------------------------------
 
 
+Piece = TypeVar("Piece")
 Order = Literal["any", "forward", "reverse"]
 """Order of the evidence: any, first hop first, last hop first (ReMemR1's distant evidence)."""
 
@@ -147,13 +149,22 @@ def assemble(
         paragraphs = _choose(record, corpus or Corpus(()), documents, rng)
         if placing != ANYWHERE:
             paragraphs = _arrange(record, paragraphs, placing, rng)
+        if record.outdated:
+            paragraphs = tuple(in_order(record.gold, paragraphs))
+    evidence = record.gold[record.outdated :]
     metadata = {
         **record.metadata,
         "num_docs": len(paragraphs),
-        "evidence_positions": tuple(paragraphs.index(text) + 1 for text in record.gold),
-        "evidence": record.gold,
+        "evidence_positions": tuple(paragraphs.index(text) + 1 for text in evidence),
+        "evidence": evidence,
     }
     return record.problem(document_block(paragraphs), metadata)
+
+
+def in_order(first: Sequence[Piece], pieces: Sequence[Piece]) -> list[Piece]:
+    """`pieces` with those of `first`, in their slots, in the order of `first`."""
+    following = iter(first)
+    return [next(following) if piece in first else piece for piece in pieces]
 
 
 def _choose(record: Record, corpus: Corpus, documents: int, rng: random.Random) -> tuple[str, ...]:

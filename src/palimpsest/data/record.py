@@ -160,6 +160,17 @@ class Record:
         """Paragraphs required in every context: the gold ones, or all if gold is unknown."""
         return self.gold or self.paragraphs or ()
 
+    @property
+    def outdated(self) -> int:
+        """Number of first gold paragraphs that a later one replaces, as in `updates` (data/synthetic/families.py)."""
+        return max(0, len(self.gold) - 1) if self.metadata.get("task") == "updates" else 0
+
+    @property
+    def reusable(self) -> tuple[str, ...]:
+        """The paragraphs that may join other contexts: all without the sentence that `data wiki` added."""
+        added = self.metadata.get("added_sentence")
+        return tuple(text for text in self.paragraphs or () if not (isinstance(added, str) and text.endswith(added)))
+
     def problem(self, context: str | None, metadata: Mapping[str, Any]) -> Problem:
         return Problem(self.id, self.question, self.answers, context, metadata, self.questions, self.memory)
 

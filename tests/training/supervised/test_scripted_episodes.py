@@ -231,6 +231,24 @@ def test_an_answer_without_its_evidence_is_unknown(tiny_codec: Any) -> None:
     assert replies[-1] == "FINAL_ANSWER: tea"
 
 
+@pytest.mark.parametrize(
+    ("task", "golds", "reply"),
+    [("list", ("tea", "jars"), "tea, jars"), ("count", ("2",), "2"), ("needle", ("tea",), "tea")],
+)
+def test_a_family_is_answered_from_all_that_it_needs(
+    task: str, golds: tuple[str, ...], reply: str, tiny_codec: Any
+) -> None:
+    metadata: dict[str, Any] = {"evidence": ("Omar sells tea.", "Omar makes jars."), "task": task}
+    metadata |= {"every_gold": True} if task == "list" else {}
+    policy = OverwritePolicy(**SIZES, grounded="verbatim", prompts="short")
+    for context, answer in (
+        ("Omar sells tea.\nOmar makes jars.", reply),
+        ("Omar sells tea.\nKim has 2 dogs.", "tea" if task == "needle" else "unknown"),
+    ):
+        problem = Problem("p", "What does Omar sell?", golds, context, metadata)
+        assert played(tiny_codec, policy, problem)[1][-1] == f"\\boxed{{{answer}}}"
+
+
 def test_a_long_piece_is_reduced_to_its_sentence_with_the_answer(tiny_codec: Any) -> None:
     long = "Omar has a shop by the harbour of the old town. Omar sells tea. He opens it at nine on every working day."
     problem = evident(context=f"{long}\nKim runs.", metadata={"evidence": (long,)})

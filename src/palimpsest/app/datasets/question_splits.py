@@ -243,8 +243,9 @@ def _records(path: Path, reading: ReadOptions, paragraphs: dict[str, str], conte
                 "2WikiMultiHopQA or MuSiQue, or omit --documents"
             )
         else:
-            docs = tuple(paragraphs.setdefault(text, text) for text in record.paragraphs)
-            yield replace(record, paragraphs=docs, gold=tuple(paragraphs[text] for text in record.gold), metadata=named)
+            shared = {text: paragraphs.setdefault(text, text) for text in record.reusable}
+            docs, gold = (tuple(shared.get(text, text) for text in texts) for texts in (record.paragraphs, record.gold))
+            yield replace(record, paragraphs=docs, gold=gold, metadata=named)
 
 
 def _question_keys(record: Record) -> Iterator[str]:

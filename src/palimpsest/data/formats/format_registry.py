@@ -54,10 +54,11 @@ class Format:
 
 
 def _is_hotpotqa(values: Mapping[str, Any]) -> bool:
-    context = values["context"]
+    context = values.get("context")
     first = context[0] if isinstance(context, list) and context else None
     is_pair = isinstance(first, list) and len(first) == 2 and isinstance(first[1], list)
-    return is_pair or _first_has(context, "sentence")
+    named = "questions" not in values or "supporting_facts" in values
+    return named and (is_pair or _first_has(context, "sentence"))
 
 
 def _names_files(values: Mapping[str, Any]) -> bool:
@@ -131,7 +132,7 @@ _DECLARES = {"longmemeval": ("abstention",), "longbench_v2": ("choice_letters",)
 
 def _layout(name: str, columns: str, about: str, takes: str = "") -> Format:
     parse = next((reader for reader in _READERS if reader.__name__ == name), published.by_roles)
-    suits, instead = _SUITS.get(name, lambda values: True), "questions" if name == "palimpsest" else None
+    suits, instead = _SUITS.get(name, lambda values: True), "questions" if name in ("hotpotqa", "palimpsest") else None
     return Format(name, columns, about, parse, suits, instead, takes, _DECLARES.get(name, ()))
 
 

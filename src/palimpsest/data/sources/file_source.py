@@ -128,7 +128,7 @@ class FileSource:
         paragraphs = Corpus(())
         if documents is not None:
             extra = read_corpus(reading.corpus).paragraphs if reading.corpus else ()
-            paragraphs = Corpus.of([extra, *(record.paragraphs or () for read in files for record in read)])
+            paragraphs = Corpus.of([extra, *(record.reusable for read in files for record in read)])
         records = tuple(record for read in files for record in read[:limit])
         named = ", ".join(map(str, paths))
         source = cls(named, records, paragraphs, documents, split, seed, placing, skipped=tuple(skipped), store=store)

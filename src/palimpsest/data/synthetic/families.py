@@ -97,9 +97,11 @@ ASKS = {
     "contradiction": "Do all agree?",
 }
 """End of a question of the other families, after that of one fact."""
-_NUMBERS = {"updates": (2, 3), "list": (2, 3), "count": (1, 2, 3, 4), "contradiction": (1, 2), "several": (2, 3)}
+EVERY_GOLD = frozenset({"list"})
+"""Families whose answer is a list of all golds."""
+NUMBERS = {"updates": (2, 3), "list": (2, 3), "count": (1, 2, 3, 4), "contradiction": (1, 2), "several": (2, 3)}
 """Different values that a question asks about; of `several`, its questions."""
-MOST_STATEMENTS = HOPS | {task: max(numbers) for task, numbers in _NUMBERS.items()}
+MOST_STATEMENTS = HOPS | {task: max(numbers) for task, numbers in NUMBERS.items()}
 """Most sentences of a document that a family fixes."""
 
 
@@ -116,17 +118,27 @@ def draw_evidence(task: Task, world: World, rng: random.Random) -> EvidenceChain
     if task == "several":
         return _several(world, rng)
     subject, relation = rng.choice(PEOPLE), rng.choice(ATTRIBUTES)
-    values = rng.sample(relation.values, rng.choice(_NUMBERS[task]))
+    values = rng.sample(relation.values, rng.choice(NUMBERS[task]))
     verbs = rng.sample(relation.statements, 2) if task == "contradiction" else rng.choices(relation.statements, k=4)
     stated = (values * 2)[:2] if task == "contradiction" else values
+    asked = ask(task, relation.question.format(s=subject), stated)
     return EvidenceChain(
         ((subject, relation),),
-        f"{relation.question.format(s=subject)} {ASKS[task]}",
-        golds_of(task, stated),
+        asked.text,
+        asked.answers,
         tuple(verb.format(s=subject, v=value) for verb, value in zip(verbs, stated, strict=False)),
         outdated=len(values) - 1 if task == "updates" else 0,
-        every_gold=task == "list",
+        every_gold=task in EVERY_GOLD,
     )
+
+
+def ask(task: Task, question: str, stated: Sequence[str]) -> Question:
+    """The question of a family about one relation, with its golds.
+
+    >>> ask("count", "What does Enzo sell?", ["jars", "maps"])
+    Question(text='What does Enzo sell? How many?', answers=('2',))
+    """
+    return Question(f"{question} {ASKS[task]}" if task in ASKS else question, golds_of(task, stated))
 
 
 def golds_of(task: Task, stated: Sequence[str]) -> tuple[str, ...]:
@@ -142,7 +154,7 @@ def golds_of(task: Task, stated: Sequence[str]) -> tuple[str, ...]:
 
 
 def _several(world: World, rng: random.Random) -> EvidenceChain:
-    people = rng.sample(PEOPLE, rng.choice(_NUMBERS["several"]))
+    people = rng.sample(PEOPLE, rng.choice(NUMBERS["several"]))
     chain = tuple((person, rng.choice(RELATIONS)) for person in people)
     questions = tuple(
         Question(relation.question.format(s=one), (world.value(one, relation),)) for one, relation in chain

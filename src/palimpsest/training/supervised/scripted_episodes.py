@@ -3,7 +3,7 @@
 Examples of files are episodes on problems that name their evidence (`metadata.supporting_sentences` of HotpotQA's
 layout, otherwise `metadata.evidence`). A scripted reader adds each piece of evidence that its section contains to the
 memory. If there is none, the memory stays: an empty reply, if the policy then keeps it, otherwise a copy. It answers
-with the gold if the memory contains all evidence, or a gold, otherwise "unknown".
+with the gold if the memory contains all evidence, or a gold (not for lists, counts, contradictions), else "unknown".
 
 Tool examples are episodes. The script knows the positions of the answers (`plan` in
 data/synthetic/search_problems.py), but not which facts to retain or when:
@@ -156,8 +156,9 @@ class Reader(Script):
 
     def _answer(self, memory: str, notes: Mapping[str, Any]) -> str:
         golds = self.problem.by_question[notes.get("question", 0)].answers
-        known = all(piece in memory for piece in self.pieces) or any(gold in memory for gold in golds)
-        answer = golds[0] if known else UNKNOWN
+        whole = self.problem.metadata.get("task") in ("list", "count", "contradiction")  # in no single piece
+        known = all(piece in memory for piece in self.pieces) or (not whole and any(gold in memory for gold in golds))
+        answer = (", ".join(golds) if "every_gold" in self.problem.grading else golds[0]) if known else UNKNOWN
         marked = "FINAL_ANSWER:" in getattr(self.taught.texts, "answer", "")
         return f"FINAL_ANSWER: {answer}" if marked else f"\\boxed{{{answer}}}"
 
