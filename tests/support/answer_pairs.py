@@ -27,6 +27,10 @@ SAME: Pairs = {
     "ways to write a sign": [("−3", "-3"), ("1986–2013", "1986 - 2013"), ("< 5", "&lt;5"), (r"\leq 5", "<= 5"),
         (r"3 \times 4", "3*4"), (r"90^\circ", "90 °"), ("5 %", r"$5\%$"), (r"\$5", "$ 5"), ("x + 1", "x+1"),
         ("Simon & Garfunkel", "Simon and Garfunkel")],
+    "marks missing in capitals or in common writing": [("ΑΘΗΝΑ", "Αθήνα"), ("DİYARBAKIR", "Diyarbakır"),
+        ("שָׁלוֹם", "שלום"), ("أَحمد", "احمد"), ("Королев", "Королёв")],
+    "spaces and hyphens of other scripts": [("2008 年", "2008年"), ("세종 대왕", "세종대왕"),
+        ("माता-पिता", "माता पिता"), ("תל־אביב", "תל אביב")],
     "ways to write a number": [("1,000", "1000"), ("1{,}000,000", "1000000"), (".5", "0.5"), ("+3", "3")],
 }  # fmt: skip
 
@@ -47,6 +51,8 @@ DIFFERENT: Pairs = {
         ("AT&T", "ATT"), ("@user", "user"), ("snake_case", "snakecase"), ("vitamin A", "vitamin")],
     "a letter before an answer": [("A: Paris", "Paris"), ("A. Paris", "Paris")],
     "an object of JSON": [('{"a": "Paris"}', "Paris"), ("{'a': 'Paris'}", "Paris"), ('[{"a": "Paris"}]', "Paris")],
+    "accents, vowel signs, tones": [("pêcheur", "pécheur"), ("мой", "мои"), ("दिन", "दीन"),
+        ("ไก่", "ไข่"), ("ビル", "ビール")],
     "letters of another script": [("P\u0430ris", "Paris")],
 }  # fmt: skip
 

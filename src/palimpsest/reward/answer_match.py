@@ -11,12 +11,12 @@ breakdown has both values, with em, f1 and sub_em as means over the questions:
 question is invalid.", an annotators' note. The grader skips such a question; a problem with no other question is
 ungraded. `invalid_golds: gold` takes the note as the gold, as the published code does.
 
-Guaranteed: a blank answer is never right; words are compared whole ("no" is not in "Norway"); every graded trajectory
-has all of `METRICS` in its breakdown; the best gold counts (`fraction`: the share of golds the answer contains), or the
-mean if each is wanted (the points of a rubric); a problem with `every_gold` needs all of them in a list. A missing
-answer to an episode or a question is worth 0.0 without a call to the judge. A lost episode (`not outcome.gradable`) or
-a failed judge leaves the episode ungraded, with the reason, never at zero. The judge sees the answer, never the text
-around it.
+Guaranteed: a blank answer is never right; words are compared whole ("no" is not in "Norway"), in scripts without spaces
+approximately (text/answer_normalization.py); every graded trajectory has all of `METRICS` in its breakdown; the best
+gold counts (`fraction`: the share of golds the answer contains), or the mean if each is wanted (the points of a
+rubric); a problem with `every_gold` needs all of them in a list. A missing answer to an episode or a question is worth
+0.0 without a call to the judge. A lost episode (`not outcome.gradable`) or a failed judge leaves the episode ungraded,
+with the reason, never at zero. The judge sees the answer, never the text around it.
 Not covered: paraphrases and translations; an object's names in other spellings. `contains` accepts an answer that lists
 every option: use it for evaluation, and a rule of equality to train. `published_sub_em` accepts any gold when the
 answer is only an article or punctuation, and "no" for "Norway": use it to reproduce a published number, not to train.
@@ -34,13 +34,18 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 from palimpsest.config.reward import FinalAnswerConfig, RewardConfig
 from palimpsest.errors import JudgeError
-from palimpsest.text.answer_normalization import fold, hendrycks, normalize, plain, squad, tokens
+from palimpsest.text.answer_normalization import HANGUL, fold, hendrycks, normalize, plain, squad, tokens
 from palimpsest.text.answers import NamedAnswers, extract, final_answer, named_answers, published_box
+from palimpsest.text.word_forms import UNSPACED
 from palimpsest.types import Grade, Outcome, Problem, Trajectory
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
+_UNSPACED = f"[{UNSPACED}{HANGUL}]"
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+_HANGUL, _IN_HANGUL = re.compile(f"[{HANGUL}]"), re.compile(f"(?<=[{HANGUL}])(?=[{HANGUL}])")
 _WHOLE = frozenset({"yes", "no", "noanswer"})
 _AND = frozenset({"and", "und", "et", "y", "e", "i", "и", "та", "en", "og", "och", "ve", "dan", *"和及与與と및"})
+_AND |= {"và", "і", "και", "و", "और", "এবং", "மற்றும்", "และ", "եվ", "და", "እና"}  # normalized
 
 
 def comparable(answer: str, gold: str) -> tuple[str, str]:
@@ -56,9 +61,9 @@ def comparable(answer: str, gold: str) -> tuple[str, str]:
 
 
 def exact(answer: str, gold: str) -> float:
-    """1.0 if the normalized texts are equal."""
+    """1.0 if the normalized texts have the same words: spaces don't count in Korean and next to an unspaced script."""
     a, g = comparable(answer, gold)
-    return float(a == g != "")
+    return float(a == g != "" or tokens(a) == tokens(g) != [])
 
 
 def f1(answer: str, gold: str) -> float:
@@ -82,7 +87,7 @@ def gold_in_answer(answer: str, gold: str) -> float:
     (1.0, 0.0)
     """
     a, g = comparable(answer, gold)
-    return float(_stands_in(tokens(g), tokens(a)))
+    return float(_stands_in(g, a))
 
 
 def answer_in_gold(answer: str, gold: str) -> float:
@@ -92,7 +97,7 @@ def answer_in_gold(answer: str, gold: str) -> float:
     (1.0, 0.0)
     """
     a, g = comparable(answer, gold)
-    return float(_stands_in(tokens(a), tokens(g)))
+    return float(_stands_in(a, g))
 
 
 def lists_all(answer: str, golds: Sequence[str]) -> float:
@@ -121,10 +126,19 @@ def _listed(texts: Iterable[str]) -> Counter[str]:
     return Counter(word for text in texts for word in tokens(normalize(text)) if word not in _AND)
 
 
-def _stands_in(part: list[str], words: list[str]) -> bool:
-    if not part:
+def _stands_in(part: str, text: str) -> bool:
+    """True if `text` has the words of `part` in a row. In Korean they start a spaced word; particles follow a noun.
+
+    >>> _stands_in("서울", "서울은"), _stands_in("물", "동물")
+    (True, False)
+    """
+    words = tokens(part)
+    if not words or f"\0{chr(0).join(words)}\0" not in f"\0{chr(0).join(tokens(text))}\0":
         return False
-    return f"\0{chr(0).join(part)}\0" in f"\0{chr(0).join(words)}\0"
+    if not _HANGUL.match(part):
+        return True
+    glued = f"\0{chr(0).join(tokens(_IN_HANGUL.sub(chr(1), text)))}\0".replace("\0\1\0", "\1")
+    return re.search("\0" + "[\0\1]".join(map(re.escape, words)) + "[\0\1]", glued) is not None
 
 
 def published_boxed(text: str, gold: str) -> float:
@@ -197,14 +211,14 @@ class MatchGrader:
 def letter_of(answer: str, letters: str) -> str:
     r"""The choice letter with which an answer starts, or the answer if it has none or another one too.
 
-    >>> [letter_of(said, "ABCD") for said in ("(B) Lord Byron", r"\text{B. Byron}", "B or (C)", "A dog", "b")]
+    >>> [letter_of(said, "ABCD") for said in ("（B）拜伦", r"\text{B. Byron}", "B or (C)", "A dog", "b")]
     ['B', 'B', 'B or (C)', 'A dog', 'b']
     """
     one = f"[{re.escape(letters)}]" if letters else "(?!)"
-    choice = rf"(?:\({one}\)|\b{one}[).:](?=\W))"
+    choice = rf"(?:\({one}\)|(?:\b|(?<={_UNSPACED})){one}[).:、](?=\W|{_UNSPACED}))"
     other = rf"(?!(?:or|and|[/&,])\W{{0,3}}{one}(?:\W|$))(?!.*{choice})"
-    ended = rf"[\W_]*$|(?:[\W_]{{0,4}}[)\].:*][,;]?|\s[-–—])\s{other}"
-    found = re.match(rf"[\W_]*((?i:{one}))(?:{ended})", plain(answer), re.DOTALL)
+    ended = rf"[\W_]*$|(?:[\W_]{{0,4}}[)\].:*、][,;]?|\s[-–—])(?:\s|(?={_UNSPACED})){other}"
+    found = re.match(rf"[\W_]*((?i:{one}))(?:{ended})", plain(answer.translate(_FULL_WIDTH)), re.DOTALL)
     return found[1] if found else answer
 
 

@@ -8,15 +8,24 @@
 `normalize` keeps a mark that touches a number, is an operator or belongs to a name; docs/reference/metrics.md lists
 what it removes and keeps. An operand is a digit or a single letter.
 
-Decimal digits of any script are ASCII digits; the Arabic tatweel is removed. In scripts without spaces (Chinese,
-Japanese, Thai, Lao, Burmese, Khmer), and in Korean as in KorQuAD's F1, `tokens` counts a character as a word.
+Letters that capitals don't tell apart are one letter (Straße STRASSE, Αθήνα ΑΘΗΝΑ, Diyarbakır DİYARBAKIR), hence νόμος
+is νομός and sınır is sinir. So are two codes of one letter: Romanian ș ş, Persian ک ك, apostrophes. Marks that writers
+omit don't count: Hebrew points, Arabic vowels, the hamza of alef, Russian stress, the dots of ё. Other diacritics and
+all vowel signs count. Decimal digits of any script are ASCII digits. No-break and thin spaces between thousands don't
+count, nor commas as in १,००,०००. A hyphen between letters of a script without capitals is a space.
+
+In scripts without spaces (Chinese, Japanese, Thai, Lao, Burmese, Khmer), and in Korean as in KorQuAD's F1, `tokens`
+counts a character as a word. Only a dictionary knows the words. As an approximation, a character includes the vowels
+before and after it, its subscripts and its Burmese final: no word ends inside such a cluster (Theeramunkong et al.,
+2000). A longer word may contain it: ยา (medicine) is in พยาบาล (nurse).
 
 Guaranteed: every function is pure, total and takes linear time, however deep the markup; `fold` and `normalize` map
 canonically equivalent texts (NFC, NFD) to one form; a wrapper that never closes is removed too. A JSON object stays
 verbatim: its text is not an answer.
-Not covered: spelling variants, missing diacritics, spelled-out numbers, units, date formats; look-alike letters of
-another script (Cyrillic U+0430 is not Latin a); TeX environments; unlisted macros, whose names stay as words, and
-unlisted tags, which stay; grouping ("(1, 2)" is "1, 2"); spaces between thousands; decimal commas ("3,5" is "3, 5").
+Not covered: spelling variants, other missing diacritics, spelled-out numbers, numerals without decimal digits, units,
+date formats; look-alike letters of another script (Cyrillic U+0430 is not Latin a); TeX environments; unlisted macros,
+whose names stay as words, and unlisted tags, which stay; grouping ("(1, 2)" is "1, 2"); plain spaces between thousands;
+decimal commas ("3,5" is "3, 5").
 """
 
 from __future__ import annotations
@@ -170,10 +179,12 @@ def _opened(text: str) -> str:
 
 
 _LETTER = r"[^\W\d_]"
-_AFTER_OPERAND = rf"(?:(?<=\d)|(?<=\b{_LETTER}))"
-_BEFORE_OPERAND = rf"(?=\d|{_LETTER}\b)"
+_MARK = r"(?:(?=[\u0300-\u1fff])[^\w\s])"  # vowel signs and accents: undressed text has no punctuation there
+_IN_WORD = rf"(?:\w|{_MARK})"
+_START, _END = rf"(?<!{_IN_WORD})", rf"(?!{_IN_WORD})"
+_AFTER_OPERAND = rf"(?:(?<=\d)|(?<={_START}{_LETTER}))"
+_BEFORE_OPERAND = rf"(?=\d|{_LETTER}{_END})"
 _MONEY = "$¢£¤¥₣₤₦₩₪₫€₱₴₹₺₽₿"
-_MARKS = "".join(c for c in map(chr, range(0x0E00, 0x1800)) if unicodedata.category(c)[0] == "M")  # of UNSPACED
 _ARTICLE = r"(?:an?|the)"
 
 
@@ -187,7 +198,7 @@ class _Marks(dict[int, str]):
             ("×⋅∙∗", "*"),
             ("÷⁄∕", "/"),
             ("≈∼", "~"),
-            ("‘’‛′׳", "'"),
+            ("‘’‛′׳ʹʻʼʽʾʿ", "'"),
             ("“”„‟«»״", '"'),
         ):
             self.update(dict.fromkeys(map(ord, characters), mark))
@@ -215,7 +226,7 @@ _PRIMES = (
     _rule(r"(?<=\d)\"(?!\w)", "″"),
 )
 _OPENING_STAR = re.compile(r"(?<![\w*)!])\*+(?=[^\s*])")
-_TRAILING_STAR = _rule(rf"(?<=\b{_LETTER})\*(?![\w*])", "∗")  # the A* of a search
+_TRAILING_STAR = _rule(rf"(?<={_START}{_LETTER})\*(?![\w*])", "∗")  # the A* of a search
 
 _RULES = (
     _rule(r"[\"'`\\]", ""),
@@ -238,15 +249,15 @@ _RULES = (
     _rule(r"\.{2,}", " "),
     _rule(r"(?<![\w.])\.(?=\d)", "0."),
     _rule(r"(?<=\d) ?· ?(?=\d)", "*"),
-    _rule(rf"(?<={_LETTER})[.·](?={_LETTER})", ""),
+    _rule(rf"(?<={_LETTER}|{_MARK})[.·](?={_LETTER})", ""),
     _rule(r"\.(?!\d)|(?<!\d)\.|·", " "),
     _rule(r"(?<=\d) : (?=\d)", ":"),
     _rule(r":(?!\d)|(?<!\d):", " "),
-    _rule(rf"(?<!\d)(?<!\b{_LETTER})!", " "),
+    _rule(rf"(?<!\d)(?<!{_START}{_LETTER})!", " "),
     _rule(r"[,;?()\[\]{}]", " "),
     # operators
-    _rule(r"(?<=\w) & (?=\w)", " and "),
-    _rule(r"(?<=\w) / (?=\w)", "/"),
+    _rule(rf"(?<={_IN_WORD}) & (?=\w)", " and "),
+    _rule(rf"(?<={_IN_WORD}) / (?=\w)", "/"),
     _rule(rf"{_AFTER_OPERAND} ([-+]) {_BEFORE_OPERAND}", r"\1"),
     _rule(r"(?<![\w^!°%′″)])\+(?=\.?\d)", ""),
     _rule(r"(?<![\w#])#++(?= |$)", " "),
@@ -254,9 +265,9 @@ _RULES = (
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})++(?![\d]|,\d)")
 _HYPHEN = re.compile(
     rf"(?P<sign>{_AFTER_OPERAND}-{_BEFORE_OPERAND}"  # 1986-2013, x-1
-    rf"|(?<![\w-])-(?=[{_MONEY}√∞π]?\.?\d|[∞π]|√?{_LETTER}\b)"  # -3, -x
+    rf"|(?<![\w-])-(?=[{_MONEY}√∞π]?\.?\d|[∞π]|√?{_LETTER}{_END})"  # -3, -x
     r"|(?<=\de)-(?=\d)"  # 1e-5
-    r"|(?:(?<=\d)|(?<=\b\w)|(?<=\b\w\w)|(?<=\^))-(?![\w-]))"  # A-, Cl-
+    rf"|(?:(?<=\d)|(?<={_START}\w)|(?<={_START}\w\w)|(?<=\^))-(?![\w-]))"  # A-, Cl-
     r"|(?P<joined>(?<=[^\s-])-(?=[^\s-]))|-"
 )
 _PARTED = re.compile(rf"(?<=[{UNSPACED}]) (?=[{UNSPACED}])")
@@ -282,9 +293,11 @@ def undressed(text: str) -> str:
 
 
 def _hyphen(match: re.Match[str]) -> str:
+    """A hyphen joins words of a script with capitals, as in English, and parts those of a script without."""
     if match["sign"]:
         return "-"
-    return "" if match["joined"] else " "
+    sides = match.string[match.start() - 1 : match.start()] + match.string[match.end() : match.end() + 1]
+    return "" if match["joined"] and any(unicodedata.category(c) not in ("Lo", "Mn", "Mc") for c in sides) else " "
 
 
 # ---- Forms of a text in which two answers are compared -------------------------------------------------------
@@ -293,8 +306,50 @@ def _hyphen(match: re.Match[str]) -> str:
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
 _OBJECT = re.compile(r"""[\[ ]*+\{ ?(?:"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+'|\w+) ?:""")
-_TOKEN = re.compile(rf"[{UNSPACED}\uac00-\ud7a3][{_MARKS}]*|[^\s{UNSPACED}\uac00-\ud7a3]+")
-_ARABIC = str.maketrans({"ـ": None, "٫": ".", "٬": ","})
+HANGUL = "\uac00-\ud7a3"
+_SUBSCRIPT, _FINAL = r"(?<=[\u1039\u17d2])[\u1000-\u17b3]", r"[\u1000-\u1021]\u1037?\u103a"  # Khmer, Burmese
+_CLUSTER = rf"[{UNSPACED}]{_MARK}*+(?:(?:{_SUBSCRIPT}|{_FINAL}){_MARK}*+)*+"
+_TOKEN = re.compile(rf"[เ-ไເ-ໄ]?{_CLUSTER}[ะาๅະາ]*+|[{HANGUL}]{_MARK}*+|[^\s{UNSPACED}{HANGUL}]+")
+_SAME = str.maketrans(
+    {
+        **{"ı": "i", "\u0326": "\u0327", "〜": "~", "٫": ".", "٬": ",", "٪": "%", "؉": "‰"},
+        **{"ٱ": "ا", "ی": "ي", "ک": "ك", "ہ": "ه"},
+        **dict.fromkeys("ـ՛՜՞"),  # tatweel, and Armenian marks inside words
+    }
+)
+_POINTS = "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"
+_HARAKAT = "\u0610-\u061a\u064b-\u0653\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"
+_SPELLINGS = (
+    _rule(f"[{_POINTS}{_HARAKAT}]", ""),
+    _rule("(?<=ا)[\u0654\u0655]+", ""),
+    _rule("(?<=[αεηιορυω])[\u0300\u0301\u0308\u0313\u0314\u0342-\u0345]+", ""),  # Greek
+    _rule("(?<=е)\u0308|(?<=[аеиоуыэюяєі])\u0301|(?<=[еі]\u0308)\u0301|(?<=i)\u0307", ""),  # Cyrillic, Turkish
+    _rule("([\u0e4d\u0ecd])([\u0e48-\u0e4b\u0ec8-\u0ecb]+)", r"\2\1"),  # Thai and Lao vowel before a tone
+    *(_rule("เเ", "แ"), _rule("ເເ", "ແ"), _rule("եւ", "եվ")),
+)
+"""Marks that writers omit, and letters with two codes or that capitals don't tell apart, in caseless NFD."""
+_UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_WAVE = re.compile(r"(?<=\w)( ?)[〜～]\1(?=\w)")
+_SPACED_THOUSANDS = re.compile("(?<![\\w.,])\\d{1,3}(?:[\u00a0\u2009\u202f]\\d{3})+(?!\\d)")
+_INDIAN_THOUSANDS = re.compile(r"(?<![\d.,])(?![0-9])\d\d?(?:,\d\d)+,\d{3}(?!\d|,\d)")
+
+
+def _respelled(text: str) -> str:
+    """One spelling of caseless text for each that a reader takes for the same.
+
+    >>> [_respelled(text) for text in ("αθήνα", "i\u0307zmir", "أَحمد", "короле\u0308в")]
+    ['αθηνα', 'izmir', 'احمد', 'королев']
+    """
+    if text.isascii():
+        return text
+    text = normal_form("NFD", text).translate(_SAME)
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    return normal_form("NFC", text)
+
+
+def _ungrouped(number: re.Match[str]) -> str:
+    return re.sub(r"\D", "", number[0])
 
 
 def fold(text: str) -> str:
@@ -304,12 +359,14 @@ def fold(text: str) -> str:
     ('café noir', 'x^2')
     """
     text = VULGAR.sub(" ", _RAISED.sub(lambda run: f"^{run[0]}", text))  # NFKC takes superscripts for digits
+    text = _SPACED_THOUSANDS.sub(_ungrouped, _WAVE.sub(r"\1-\1", text)).replace("№", "No ")
     # Case folding can undo NFKC and NFKC can undo case folding, hence once on either side (Unicode 3.13, D146).
     text = normal_form("NFKC", normal_form("NFKC", text).casefold())
+    text = _INDIAN_THOUSANDS.sub(_ungrouped, _UNSEEN.sub("", text))
     text = "".join(
         c if c.isascii() else str(unicodedata.decimal(c, c)) for c in text if unicodedata.category(c) != "Cf"
     )
-    text = plain(text.translate(_ARABIC))
+    text = plain(_respelled(text))
     return normal_form("NFKC", " ".join(text.split()))
 
 
@@ -328,7 +385,7 @@ def tokens(text: str) -> list[str]:
     """Words of a normalized text; scripts without spaces and Korean yield one word per character.
 
     >>> tokens("new york"), tokens("東京 2020"), tokens("กินข้าว")
-    (['new', 'york'], ['東', '京', '2020'], ['กิ', 'น', 'ข้', 'า', 'ว'])
+    (['new', 'york'], ['東', '京', '2020'], ['กิ', 'น', 'ข้า', 'ว'])
     """
     return _TOKEN.findall(text)
 

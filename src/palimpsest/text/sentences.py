@@ -4,21 +4,32 @@ A number is one token with its sign, currency, decimals, thousands, exponent and
 (3/4), a range (1914-1918, 3–1) and a date (2010-05-12, 12/5/2010, 12 May 2010, May 12, 2010).
 
 Guaranteed: standard library only; time is linear in the text, except for `stands_in`, which uses `str.find`.
-Not covered: abbreviations ("Dr. Ann" are two sentences); scripts with other sentence ends than . ! ? 。！？. Several
-tokens: numbers with other spaces or in words ("5 - 6", "five km"), units that `UNITS` doesn't list.
+A sentence ends after . ! ? before white space, after one of `ENDS` (。 । ؟ ։ ።) and the closing quotes that follow it,
+after a question mark of Greek, and before a Thai ๏.
+Not covered: abbreviations ("Dr. Ann" are two sentences); Thai sentences that only a space ends, as it also ends
+phrases. Several tokens: numbers with other spaces or in words ("5 - 6", "five km"), units that `UNITS` doesn't list.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Literal
 
-from palimpsest.text.word_forms import MONTHS, SCALES, SHORT, UNITS
+from palimpsest.text.word_forms import ENDS, MARKS, MONTHS, SCALES, SHORT, UNITS, UNSPACED
 
 Unit = Literal["sentence", "item", "line"]
 """`sentence`; `item` of a list, from its mark to the next; `line`."""
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])\s*|\n+")
+_CLOSING = "」』）】〉》〕”’»)"
+_SENTENCE_END = re.compile(
+    rf"(?<=[.!?;\u037e{ENDS}{_CLOSING}])(?:"  # fails fast in the middle of a word
+    r"(?<=[.!?])(?:\s+|(?<=[\u3040-\u9fff].)(?=[\u3040-\u9fff]))"
+    rf"|(?:(?<=[{ENDS}])|(?<=[{ENDS}][{_CLOSING}])|(?<=[{ENDS}][{_CLOSING}]{{2}}))"
+    rf"(?![{ENDS}{_CLOSING}!?]|(?<=[։۔])\d)\s*"
+    r"|(?<=[\u0370-\u03ff\u1f00-\u1fff]{2};)\s+|(?<=\u037e)\s+"
+    r")|\n+|(?=๏)"
+)
 _UNIT_END = {
     "sentence": _SENTENCE_END,
     "item": re.compile(r"\n+(?=[ \t]*(?:[-*•]|\d+[.)])[ \t])|\n{2,}"),
@@ -27,7 +38,7 @@ _UNIT_END = {
 _MARKS = " \t\r-*•"
 _FIRST_MARKS = re.compile(r"(?:[\s*•]|-(?!\d))+")
 """List marks, not the sign of a number."""
-_WORD, _DIGIT = re.compile(r"\w+"), re.compile(r"\d")
+_WORD, _DIGIT, _UNSPACED = re.compile(rf"[\w{MARKS}]+"), re.compile(r"\d"), re.compile(f"[{UNSPACED}]")
 _BLANKS = "\t\n\v\f\r\x1c\x1d\x1e\x1f"
 """ASCII white space except the space."""
 
@@ -131,12 +142,22 @@ def offset_in(piece: str, text: str, whole: re.Pattern[str] | None = DECIMAL) ->
     while start >= 0:
         end = start + len(piece)
         before, after = text[start - 1 : start], text[end : end + 1]
-        cut_left = piece[0].isalnum() and before.isalnum()
-        cut_right = piece[-1].isalnum() and after.isalnum()
-        if not (cut_left or cut_right or (whole and (_cuts(whole, text, start) or _cuts(whole, text, end)))):
+        cut = _in_word(before, piece[0]) or _in_word(piece[-1], after)
+        if not (cut or (whole and (_cuts(whole, text, start) or _cuts(whole, text, end)))):
             return start
         start = text.find(piece, start + 1)
     return -1
+
+
+def _in_word(before: str, after: str) -> bool:
+    """True if a word continues from one character to the next; in a script without spaces, only a mark continues."""
+    if not before.isalnum() and not _is_mark(before):
+        return False
+    return _is_mark(after) or (after.isalnum() and not _UNSPACED.match(before) and not _UNSPACED.match(after))
+
+
+def _is_mark(character: str) -> bool:
+    return character > "\u02ff" and unicodedata.category(character)[0] == "M"
 
 
 def _cuts(whole: re.Pattern[str], text: str, edge: int) -> bool:

@@ -123,8 +123,11 @@ UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 """Characters of scripts without spaces, for a class of a regular expression."""
-_FORM_MARKS = "\u0300-\u036f\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
-_LETTER = rf"(?:(?![{UNSPACED}])[^\W\d_]|[{_FORM_MARKS}])"
+MARKS = "".join(c for c in map(chr, range(0x300, 0x1E00)) if unicodedata.category(c)[0] == "M")
+"""Vowel signs, tones and accents: parts of words that `\\w` doesn't match."""
+ENDS = "。！？｡।॥።፧։؟۔។៕။๚๛׃"
+"""Characters that end a sentence, also without a space after them."""
+_LETTER = rf"(?![{UNSPACED}])(?:[^\W\d_]|[{MARKS}])"
 _TOKEN = re.compile(
     r"(?P<iso>\b\d{4}-\d\d-\d\d\b)"
     rf"|(?P<sign>(?:(?<=\w)|(?<=\w\s))[<>≤≥](?=[=\s\d])|[{_SIGNS}](?=[-−]?\d))"
@@ -136,10 +139,11 @@ _TOKEN = re.compile(
     r"|(?P<dotted>\b(?:[A-Z]\.){2,}|\b[A-Z]\.(?=\s*[A-Z]))"
     rf"|(?P<word>{_LETTER}+(?:['’]{_LETTER}+)*)(?P<dot>\.)?"
     r"|(?P<kana>[\u30a1-\u30fa\u30fc]{2,})"
-    rf"|(?P<unspaced>(?:(?![\u30a1-\u30fa\u30fc]{{2}})[{UNSPACED}]){{1,60}})"
+    rf"|(?P<unspaced>(?:(?![\u30a1-\u30fa\u30fc]{{2}}|[{ENDS}])[{UNSPACED}]){{1,60}})"
     r"|(?P<range>(?<=\d)[-–—](?=\d))"
-    r"|(?P<end>[。！？]|(?<![.!?])[.!?]++(?=[\"'”’»)\]]*(?:\s+[^\sa-z]|\s*$))|\n+)"
-    r"|(?P<clause>[,;:()\[\]、，；：–—\"“”«»「」『』]|-\s)"
+    rf"|(?P<end>[{ENDS}]|[!?](?=[\u3040-\u9fff])"
+    r"|(?<![.!?])[.!?]++(?=[\"'”’»)\]]*(?:\s+[^\sa-z]|\s*$))|\n+)"
+    r"|(?P<clause>[,;:()\[\]、，；：،؛፣၊՝–—\"“”«»「」『』]|-\s)"
 )
 _POWER = re.compile(r"(?<=\d)(?=[⁰¹²³⁴⁵⁶⁷⁸⁹⁻])")
 VULGAR = re.compile("(?<=[0-9])(?=[¼½¾⅐-⅞↉])")  # one and a half is not 11/2
