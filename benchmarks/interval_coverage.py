@@ -5,7 +5,8 @@
 Rows are the shape of a problem's value and the number of problems, or the sizes of clusters and their intraclass
 correlation; columns are true means. `--interval bootstrap` has a percentile bootstrap of the same values for
 comparison. `--seeds` has leagues of so many seeds, by problems per seed and standard deviation of the seeds' log-odds;
-the bootstrap then resamples seeds and their problems. With 1,000 draws a figure is 1.4 points off at most, 95 times of 100, where the truth is 95.
+the bootstrap then resamples seeds and their problems. With 1,000 draws a figure is 1.4 points off at most, 95 times of
+100, where the truth is 95.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ import yaml
 import palimpsest
 from docs_tables import GENERATED, between, navigation, page, write_llms, write_tables
 from palimpsest.cli.main import app
+from palimpsest.config.league import load_league
 from palimpsest.config.load import load_recipe, parse_config, quickstarts, recipe_names, split_override
 from palimpsest.config.other_names import OTHER_NAMES
 from palimpsest.config.schema import PolicyConfig
@@ -51,7 +52,7 @@ WORDS = {
     "tutorials/real-model.md": 1170,
     "how-to/train.md": 1560, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 950,
     "how-to/multi-gpu.md": 900, "how-to/vllm.md": 1190, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
-    "how-to/evaluate.md": 950, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
+    "how-to/evaluate.md": 950, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600, "how-to/compare-methods.md": 650,
     "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 910,
     "how-to/prepare-data.md": 990, "how-to/generate-data.md": 1030, "how-to/retrieval.md": 700, "how-to/ask.md": 500,
     "how-to/serve.md": 1400, "how-to/docker.md": 350, "how-to/ollama.md": 350, "how-to/python.md": 820,
@@ -59,12 +60,12 @@ WORDS = {
     "how-to/custom-engine.md": 500,
     "reference/cli.md": 150, "reference/configuration.md": 400, "reference/python.md": 200,
     "reference/recipes.md": 560, "reference/policies.md": 1600, "reference/data-formats.md": 1100,
-    "reference/metrics.md": 1595, "reference/files.md": 1620, "reference/server-api.md": 1100,
+    "reference/metrics.md": 1595, "reference/files.md": 1720, "reference/server-api.md": 1100,
     "reference/models.md": 1000,
     "explanation/concepts.md": 900, "explanation/methods.md": 1530, "explanation/length-and-accuracy.md": 1200,
     "explanation/credit-and-loss.md": 1490, "explanation/prefix-forest.md": 700,
     "explanation/speculative-reading.md": 580, "explanation/many-servers.md": 300,
-    "explanation/reproducibility.md": 700, "explanation/statistics.md": 700,
+    "explanation/reproducibility.md": 700, "explanation/statistics.md": 780,
     "explanation/security.md": 600,
     "project/status.md": 400, "project/benchmarks.md": 1200, "project/differences.md": 1430,
     "project/architecture.md": 1000,
@@ -140,8 +141,8 @@ def test_a_page_has_at_most_its_words(name: str) -> None:
     assert words_of(name) <= WORDS[name]
 
 
-def test_the_documentation_has_at_most_50_300_words() -> None:
-    assert sum(words_of(name) for name in WORDS) <= 50_300
+def test_the_documentation_has_at_most_51_200_words() -> None:
+    assert sum(words_of(name) for name in WORDS) <= 51_200
 
 
 def test_the_index_for_language_models_names_every_page(tmp_path: Path) -> None:
@@ -215,10 +216,14 @@ def test_commands_in_the_docs_parse(name: str, line: str, command_line: Any) -> 
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_recipes_in_the_docs_are_valid(path: Path) -> None:
+def test_recipes_in_the_docs_are_valid(path: Path, tmp_path: Path) -> None:
     for block in blocks(path.read_text("utf-8"), "yaml"):
         if block.startswith(("task:", "model_list:")):
             continue  # lm-eval's and LiteLLM's, which test_harnesses.py and test_clients.py in tests/serve/agent run
+        if "methods:" in block:
+            (tmp_path / "league.yaml").write_text(block)
+            assert load_league(tmp_path / "league.yaml").methods
+            continue
         config = parse_config(block, name=path.name)
         if ":" not in config.policy.name:
             build_policy(config.policy)

@@ -74,9 +74,9 @@ WIDE = {
 BUDGET: dict[str, tuple[int, int]] = {
     "": (3260, 15),
     "agents": (560, 5),
-    "app": (9600, 50),
+    "app": (9800, 50),
     "cli": (2700, 16),
-    "config": (3180, 13),
+    "config": (3300, 14),
     "credit": (990, 9),
     "data": (5000, 24),
     "engines": (11090, 47),

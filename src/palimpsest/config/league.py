@@ -44,7 +44,7 @@ class MethodConfig(Strict):
     train: bool = True
     """False: only evaluated."""
     untrained: bool = True
-    """Also evaluate the model before training, as a row of its own."""
+    """Also evaluate the model before training, in a further row."""
     model: str | None = None
     """Instead of the recipe's; at `base_url` a served name."""
     base_url: str | None = None
@@ -91,7 +91,7 @@ class LeagueConfig(Strict):
     processes: int = Field(2, ge=1)
     """Methods that run at a time."""
     methods: dict[str, MethodConfig]
-    """By name."""
+    """Methods by name."""
 
     @field_validator("methods")
     @classmethod

@@ -191,7 +191,7 @@ class Season:
 
 
 def _rows_of(method: MethodConfig) -> Sequence[bool]:
-    """Whether each row of a method is trained."""
+    """True for the trained row of a method, False for the other."""
     return (True, False) if method.train and method.untrained else (method.train,)
 
 

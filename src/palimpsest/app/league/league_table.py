@@ -1,8 +1,8 @@
 """Table of a league: every method's accuracy by family and length, with its costs and its difference to a reference.
 
 accuracy      mean over seeds. Its 95% interval is the wider of two: over problems (Wilson's), and over the means of
-              seeds (Student's t). A bootstrap over three seeds and their problems covers the mean in as few as 73%
-              of simulated leagues, this one in 90% or more (benchmarks/interval_coverage.py --seeds)
+              seeds (Student's t). A bootstrap over three seeds and their problems covers the mean in as few as 74%
+              of simulated leagues, this one in 91% or more (benchmarks/interval_coverage.py --seeds)
 mean          over families, held-out ones excluded
 fall          mean at the shortest length less mean at the longest
 difference    to the reference, over problems of the families that both graded; p is the larger of the two tests',
@@ -44,7 +44,7 @@ class MethodRow:
     method: MethodConfig
     trained: bool
     config: RunConfig
-    """Of the first seed."""
+    """Configuration of the first seed."""
     samples: Mapping[int, Sequence[Sample]]
     """Samples by seed; their value is the league's metric."""
     reasons: Mapping[str, str] = field(default_factory=dict)
