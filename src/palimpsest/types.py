@@ -129,6 +129,18 @@ class Problem:
         return {key: value for key, value in values.items() if value and isinstance(value, GRADING[key])}
 
     @property
+    def gold_text(self) -> str:
+        """Golds to show: alternatives with "or", those of a list or of several questions with commas.
+
+        >>> listed = Problem(answers=("a", "b"), metadata={"every_gold": True})
+        >>> Problem(answers=("tea", "chai")).gold_text, listed.gold_text
+        ('tea or chai', 'a, b')
+        """
+        if not self.questions:
+            return (", " if "every_gold" in self.grading else " or ").join(self.answers)
+        return ", ".join(one.gold_text for one in self.by_question)
+
+    @property
     def by_question(self) -> tuple[Problem, ...]:
         """One problem per question, with the same id; itself for a single question."""
         if not self.questions:

@@ -194,7 +194,7 @@ def _shown_story(story: Story, grade: Grade) -> ToldStory:
         left_out=max(0, len(turns) - SHOWN_TURNS),
         unchanged=unchanged,
         answer=visible(unboxed(story.trajectory.answer)),
-        gold=visible(" or ".join(story.problem.answers)),
+        gold=visible(story.problem.gold_text),
         grade="no grade" if value is None else f"reward {value:.2f}",
     )
 

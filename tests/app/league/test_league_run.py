@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 import pytest
 
 import palimpsest
+from palimpsest.app.league.league_run import LeagueWork
+from palimpsest.config.league import LeagueConfig, load_league
 from palimpsest.evaluation.sample_log import read_samples
 from palimpsest.runs.jsonl_rows import read_rows
 
@@ -108,29 +109,35 @@ def test_a_row_names_its_policy_and_its_memory_budget(folder: Path) -> None:
     )
 
 
-def changed(folder: Path, names: Sequence[str]) -> dict[str, int]:
-    return {name: (folder / "out" / name / "samples.jsonl").stat().st_mtime_ns for name in names}
-
-
-def test_further_problems_continue_and_finished_work_is_not_repeated(folder: Path) -> None:
-    words, env = ["methods.lost=null", "--json"], environment()
-    before = changed(folder, ["evals/overwrite-0", "evals/mine-untrained-0"])
-    again = subprocess.run(command(folder, *words), cwd=folder, env=env, capture_output=True, text=True, timeout=WAIT_S)
-    assert again.returncode == 0, again.stderr
-    assert [row["name"] for row in json.loads(again.stdout)["rows"]] == ["overwrite", "mine"]
-    assert changed(folder, list(before)) == before
-    words = ["methods.lost=null", "problems=3", "methods.overwrite=null"]
-    subprocess.run(command(folder, *words), cwd=folder, env=env, check=True, capture_output=True, timeout=WAIT_S)
-    samples, _ = read_samples(folder / "out" / "evals/mine-untrained-0" / "samples.jsonl")
-    assert len(samples) == 18
-
-
 def test_the_page_links_to_each_evaluation(folder: Path) -> None:
     text = (folder / "out" / "league.html").read_text()
     for row in rows(folder).values():
         for evaluation in row["evaluations"]:
             assert f'href="{evaluation}/report.html"' in text
             assert (folder / "out" / evaluation / "report.html").is_file()
+
+
+def test_finished_work_is_known_and_changed_work_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    league = load_league(folder / "mine.yaml")
+
+    def done(league: LeagueConfig) -> dict[str, bool]:
+        work = LeagueWork(league, folder / "out")
+        return {job.name: work.is_done(job) for job in work.jobs()}
+
+    assert done(league) == {"overwrite": True, "mine": True, "lost": False}
+    assert not any(done(league.model_copy(update={"problems": 3})).values())
+    longer = {**league.overrides, "train.max_steps": 3}
+    assert done(league.model_copy(update={"overrides": longer})) == {"overwrite": False, "mine": True, "lost": False}
+
+
+def test_further_problems_continue_the_logs(folder: Path) -> None:
+    words = command(folder, "problems=3", "methods.lost=null", "methods.overwrite=null", "--json")
+    again = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=WAIT_S)
+    assert again.returncode == 0, again.stderr
+    assert [row["name"] for row in json.loads(again.stdout)["rows"]] == ["mine"]
+    samples, unreadable = read_samples(folder / "out" / "evals/mine-untrained-0" / "samples.jsonl")
+    assert (len(samples), unreadable) == (18, 0)
 
 
 def test_mistakes_are_errors_before_anything_is_written(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@
     OUT/evals/METHOD-SEED           evaluations, as `palimpsest eval` writes them; METHOD-untrained-SEED before training
     OUT/league.json, league.html    the table so far, after every piece of work
 
-Guaranteed: a killed league continues with the same call and gives the same figures; finished work is not repeated; an
+Guaranteed: a killed league continues with the same call, its trainings bit for bit; finished work is not repeated; an
 error of a method is the reason of its blank cells, and the other methods go on; a league with further methods, seeds,
 lengths or problems continues in its folder.
-Not covered: methods on several machines.
+Not covered: methods on several machines; near ties of greedy decoding, which may differ in a continued evaluation.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from palimpsest.config.league import LeagueConfig, MethodConfig, dump_league, lo
 from palimpsest.config.load import Overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import leaves
+from palimpsest.engines.open import with_sampler
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import SUMMARY, read_object
 from palimpsest.memory.registry import build_policy, policy_class
@@ -69,13 +70,13 @@ async def league_async(
     """
     config = league if isinstance(league, LeagueConfig) else load_league(league, overrides)
     folder, shown = Path(out or Path("leagues") / config.league), progress or suitable_progress(quiet=quiet)
-    season = Season(config, folder)
+    work = LeagueWork(config, folder)
     for name in config.methods:  # before anything is written
-        season.config(name, config.seeds[0])
+        work.config(name, config.seeds[0])
     with _locked(folder):
         files.write_file(folder / LEAGUE, dump_league(config).encode())
-        await season.play(shown)
-    return season.table()
+        await work.play(shown)
+    return work.table()
 
 
 league = blocking(league_async)
@@ -110,7 +111,7 @@ class LeagueJob:
 
 
 @dataclass(frozen=True)
-class Season:
+class LeagueWork:
     """The work of a league in a folder."""
 
     league: LeagueConfig
@@ -154,9 +155,10 @@ class Season:
         played = all(cell["problems"] == self.league.problems and not cell["ungraded"] for cell in cells)
         if self.league.data or not played or len(cells) + blank != len(self.league.sets) * len(self.league.chunks):
             return False
-        run = run_folder(self.out, job.name, job.seed)
-        config = self.config(job.name, job.seed)
-        return not job.trained or ((run / CONFIG).is_file() and load_config(run) == config and Run(run).finished)
+        if not job.trained:
+            return True
+        config, run = self.config(job.name, job.seed), run_folder(self.out, job.name, job.seed)
+        return (run / CONFIG).is_file() and load_config(run) == with_sampler(config, "policy") and Run(run).finished
 
     async def play(self, progress: Progress) -> None:
         """Do all work that is left, `processes` methods at a time."""
@@ -235,7 +237,7 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
     folder = Path(out)
     league = load_league(folder / LEAGUE)
     method, number, of_training = league.methods[name], int(seed), trained == "1"
-    config = Season(league, folder).config(name, number)
+    config = LeagueWork(league, folder).config(name, number)
     progress, model = Reported(say, _PARTS // 2 if of_training else _PARTS), method.model or config.model.path
     if of_training:
         run = train(config, out=run_folder(folder, name, number), resume=True, progress=progress)

@@ -229,5 +229,4 @@ def _one_per_reward(group: Group) -> list[tuple[Problem, Trajectory, Grade]]:
 
 def _shown_episode(problem: Problem, trajectory: Trajectory, grade: Grade, texts: GroupTexts) -> ToldEpisode:
     written = [text for text, _ in itertools.groupby(memory.text.strip() for memory in memories(trajectory, texts))]
-    gold = " or ".join(problem.answers)
-    return ToldEpisode(problem.question, written, unboxed(trajectory.answer), gold, grade.value)
+    return ToldEpisode(problem.question, written, unboxed(trajectory.answer), problem.gold_text, grade.value)
