@@ -4,9 +4,9 @@
 
 Rows are the shape of a problem's value and the number of problems, or the sizes of clusters and their intraclass
 correlation; columns are true means. `--interval bootstrap` has a percentile bootstrap of the same values for
-comparison. `--seeds` has leagues of so many seeds, by problems per seed and standard deviation of the seeds' log-odds;
-the bootstrap then resamples seeds and their problems. With 1,000 draws a figure is 1.4 points off at most, 95 times of
-100, where the truth is 95.
+comparison. `--seeds N` simulates leagues with N seeds, by problems per seed and standard deviation of the seeds'
+log-odds; the bootstrap then resamples seeds and their problems. With 1,000 draws a figure is 1.4 points off at most, 95
+times of 100, where the truth is 95.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--interval", choices=("score", "bootstrap"), default="score")
-    parser.add_argument("--seeds", type=int, help="seeds of a league")
+    parser.add_argument("--seeds", type=int, help="simulate leagues with N seeds", metavar="N")
     options = parser.parse_args()
     from palimpsest.evaluation.statistics import bootstrap  # after `--help`
     from support import coverage as simulated

@@ -17,8 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Two-sided 95 % quantile of Student's t by the number of seeds."""
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from palimpsest.evaluation.statistics import student_interval
+
+MOST_SEEDS = 10
 
 
 def cell(values: Sequence[float]) -> str:
@@ -32,8 +35,8 @@ def cell(values: Sequence[float]) -> str:
     mean = statistics.fmean(values)
     if len(set(values)) < 2:
         return f"{100 * mean:.1f}"
-    half = T_95[len(values)] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{100 * mean:.1f} [{100 * max(0.0, mean - half):.0f}, {100 * min(1.0, mean + half):.0f}]"
+    low, high = student_interval(values)
+    return f"{100 * mean:.1f} [{100 * max(0.0, low):.0f}, {100 * min(1.0, high):.0f}]"
 
 
 def table(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -67,8 +70,8 @@ def _refuse_others(summaries: Sequence[Mapping[str, Any]]) -> None:
     ):
         sys.exit("the runs differ in sizes or policies: pass those of one recipe")
     seeds = [summary["seed"] for summary in summaries]
-    if len(set(seeds)) < len(seeds) or len(seeds) > max(T_95):
-        sys.exit(f"seeds {', '.join(map(str, seeds))}: pass each once, at most {max(T_95)}")
+    if len(set(seeds)) < len(seeds) or len(seeds) > MOST_SEEDS:
+        sys.exit(f"seeds {', '.join(map(str, seeds))}: pass each once, at most {MOST_SEEDS}")
 
 
 def _rows(what: str, figures: Sequence[Mapping[str, Any]], shown: Any) -> list[str]:

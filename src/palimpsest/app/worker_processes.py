@@ -26,10 +26,10 @@ Say = Callable[[int | str], None]
 """Reports finished parts, or a line to show."""
 
 
-async def run_process(words: Sequence[str], receive: Say, code: str) -> None:
+async def run_process(words: Sequence[str], receive: Say, code: str, *, again: str = "run again with --resume") -> None:
     """Run `code` with `words` in a process that writes a JSON number, text or {"error": text} per line, and true last.
 
-    Raises RunError if it fails, also if it ends with status 0 before its last line.
+    Raises RunError if it fails, also if it ends with status 0 before its last line; `again`: how to continue.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code, *words),
@@ -56,7 +56,7 @@ async def run_process(words: Sequence[str], receive: Say, code: str) -> None:
             else:
                 receive(said)
         if (status := await process.wait()) or not done:
-            raise RunError(f"a worker process ended with exit code {status}: run again with --resume")
+            raise RunError(f"a worker process ended with exit code {status}: {again}")
     finally:
         with suppress(ProcessLookupError):
             process.terminate()

@@ -28,7 +28,7 @@ from palimpsest.cli.options import (
 from palimpsest.config.league import league_names
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.display_text import cost_text, printable
+from palimpsest.text.display_text import cost_text, p_text, printable
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.run_comparison import Comparison
@@ -125,7 +125,7 @@ def _row(comparison: Comparison, cell: Cell, name: str) -> list[str]:
 def _difference(difference: Difference) -> list[str]:
     """Points, the ends of the interval, p."""
     ends = f"{100 * difference.low:+.0f} to {100 * difference.high:+.0f}"
-    return [f"{100 * difference.mean:+.1f}", ends, f"{difference.p:.3f}" if difference.p >= 0.001 else "<0.001"]
+    return [f"{100 * difference.mean:+.1f}", ends, p_text(difference.p)]
 
 
 def _sentence(name: str, first: str, pairing: Pairing) -> str:
@@ -203,8 +203,9 @@ def league(
     with resuming(lambda: RERUN):
         from palimpsest.app.league.league_page import PAGE, RESULTS, blanks, family_table, mean_table
         from palimpsest.app.league.league_run import league as run
+        from palimpsest.app.league.league_run import league_folder
 
-        folder = out or Path("leagues") / Path(name).stem
+        folder = out or league_folder(name)
         made = run(name, settings or (), out=folder)
     if json:
         typer.echo((folder / RESULTS).read_text("utf-8"), nl=False)

@@ -19,10 +19,10 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from palimpsest.config.data import OneOrMore, Sources, Task, listed
-from palimpsest.config.load import Overrides, put, refuse_secrets, split_overrides
+from palimpsest.config.load import Overrides, put, refuse_secrets, sections_of, shipped, split_overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import Strict
-from palimpsest.config.yaml_text import Dumper, first_line, read
+from palimpsest.config.yaml_text import Dumper
 from palimpsest.errors import ConfigError, nearest
 
 UNTRAINED = "untrained"
@@ -129,8 +129,7 @@ class LeagueConfig(Strict):
 
 def league_names() -> list[str]:
     """Names of the shipped leagues."""
-    folder = resources.files("palimpsest") / "leagues"
-    return sorted(entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return shipped("leagues")
 
 
 def load_league(name_or_path: str | Path, changes: Overrides = ()) -> LeagueConfig:
@@ -142,7 +141,7 @@ def load_league(name_or_path: str | Path, changes: Overrides = ()) -> LeagueConf
     values = _values(name)
     for key, value, _ in split_overrides(changes):
         section = key.partition(".")[0]
-        of_runs = "." in key and section in RunConfig.model_fields and section not in ("methods", "overrides")
+        of_runs = "." in key and section in RunConfig.model_fields
         put(values, f"overrides.{key}" if of_runs else key, value)
     if isinstance(methods := values.get("methods"), dict):  # null removes an inherited one
         values["methods"] = {key: method for key, method in methods.items() if method is not None}
@@ -166,12 +165,7 @@ def _values(name: str, depth: int = 0) -> dict[str, Any]:
         text = path.read_text("utf-8", errors="replace")
     else:
         raise ConfigError(f"league {name}: neither a shipped league nor a file; shipped: {', '.join(names)}")
-    try:
-        values = read(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"league {name}: not valid YAML ({first_line(error)})") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"league {name}: expected keys such as `methods:` at the top")
+    values = sections_of(text, name, "league", "keys such as `methods:`")
     parent = values.pop("extends", None)
     values.setdefault("league", path.stem)
     if parent is None:

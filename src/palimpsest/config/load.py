@@ -123,8 +123,13 @@ EVALUATIONS = "eval/"
 
 def recipe_names(prefix: str = "") -> list[str]:
     """Names of the shipped training recipes; with `EVALUATIONS`, of the evaluation recipes."""
-    folder = resources.files("palimpsest") / "recipes" / prefix
-    return sorted(prefix + entry.name[: -len(".yaml")] for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return [prefix + name for name in shipped(f"recipes/{prefix}")]
+
+
+def shipped(folder: str) -> list[str]:
+    """Names of the YAML files in a folder of the package."""
+    entries = (resources.files("palimpsest") / folder).iterdir()
+    return sorted(entry.name[: -len(".yaml")] for entry in entries if entry.name.endswith(".yaml"))
 
 
 PRETRAINED = "memagent-smollm2"
@@ -260,18 +265,20 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, 
             yield key, str(value) if isinstance(value, Path) else value, f"{key}={value}"
 
 
-def sections_of(text: str, name: str) -> dict[str, Any]:
-    """The sections of a recipe's YAML, unchecked. Raises ConfigError."""
+def sections_of(
+    text: str, name: str, kind: str = "recipe", expected: str = "sections such as `train:`"
+) -> dict[str, Any]:
+    """The sections of a YAML file, a recipe's or of another `kind`, unchecked. Raises ConfigError."""
     try:
         values = read(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"recipe {name}: not valid YAML ({first_line(error)})") from None
+        raise ConfigError(f"{kind} {name}: not valid YAML ({first_line(error)})") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"recipe {name}: expected sections such as `train:` at the top, got {type(values).__name__}")
+        raise ConfigError(f"{kind} {name}: expected {expected} at the top, got {type(values).__name__}")
     if wrong := [key for key in values if not isinstance(key, str)]:
-        raise ConfigError(f"recipe {name}: the key {wrong[0]!r:.60} is not the name of a section; remove it")
+        raise ConfigError(f"{kind} {name}: the key {wrong[0]!r:.60} is not the name of a section; remove it")
     return values
 
 

@@ -6,9 +6,9 @@ A context is `Document 1:\\n<paragraph>`, a blank line, `Document 2:...` (MemAge
 Distant evidence (ReMemR1, arXiv 2509.23040): `order: reverse` puts the gold paragraphs in reverse reasoning order,
 `min_distance` is their minimum distance in documents.
 
-Guaranteed: every gold paragraph is in the context; those of `updates` stay in the file's order, whatever `order` says,
-and only the last is evidence; all placements that order and distance admit are equally likely and
-independent between problems; the same (record, corpus, documents, seed, placing) gives the same bytes.
+Guaranteed: every gold paragraph is in the context; those of a record with outdated ones stay in the file's order,
+whatever `order` says, and only the others are evidence; all placements that order and distance admit are equally likely
+and independent between problems; the same (record, corpus, documents, seed, placing) gives the same bytes.
 Not covered: a distractor that answers the question; near-duplicate paragraphs (only equal ones are merged).
 """
 

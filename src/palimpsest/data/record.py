@@ -162,8 +162,9 @@ class Record:
 
     @property
     def outdated(self) -> int:
-        """Number of first gold paragraphs that a later one replaces, as in `updates` (data/synthetic/families.py)."""
-        return max(0, len(self.gold) - 1) if self.metadata.get("task") == "updates" else 0
+        """Number of first gold paragraphs that a later one replaces, as `data wiki` declares it for `updates`."""
+        number = self.metadata.get("outdated")
+        return max(0, min(number, len(self.gold) - 1)) if type(number) is int else 0
 
     @property
     def reusable(self) -> tuple[str, ...]:

@@ -177,3 +177,12 @@ def cost_text(value: float | None) -> str:
     ('0.0123', '1,234', '–')
     """
     return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:g}"
+
+
+def p_text(value: float) -> str:
+    """A p-value with three decimals.
+
+    >>> p_text(0.0312), p_text(0.0001)
+    ('0.031', '<0.001')
+    """
+    return f"{value:.3f}" if value >= 0.001 else "<0.001"

@@ -245,7 +245,7 @@ def make_objectives(
 
 
 def _groups(order: Sequence[Record], size: int, count: int | None) -> list[Sequence[Record]]:
-    if unfit := [one.id for one in order if "every_gold" in one.metadata or one.metadata.get("task") == "updates"]:
+    if unfit := [one.id for one in order if "every_gold" in one.metadata or one.outdated]:
         raise DataError(f"problem {unfit[0]}: lists and updates can't be combined; omit them")
     there = len(order) // size
     if not there or there < (count or 0):

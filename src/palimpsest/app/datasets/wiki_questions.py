@@ -186,11 +186,12 @@ def _items_by_task(
     single = [item for item in exact if item.kind in KINDS and len(item.values) == 1]
     people = {item.title for item in single if item.kind in DATES and re.search("film|direct", item.paragraph.text)}
     directors = {item.title: item.values[0] for item in single if item.values[0] in people}
+    once = set(single)
     chosen: dict[Task, list[_Item]] = {
         "needle": [item for paragraph in paragraphs for item in _items(paragraph)],
         "two_hops": [item for item in single if item.title in {*directors, *directors.values()}],
         "list": [item for item in exact if len(item.values) in NUMBERS["list"]],
-        "count": [item for item in exact if len(item.values) in NUMBERS["count"] and item not in single],
+        "count": [item for item in exact if len(item.values) in NUMBERS["count"] and item not in once],
     }
     return {task: chosen.get(task, single) for task in tasks}, directors if "two_hops" in tasks else {}
 
@@ -282,16 +283,23 @@ def _drafts(task: Task, items: Sequence[_Item], films: Mapping[str, str], rng: r
     if task == "several":
         yield from _several(items, rng)
     elif task == "two_hops":
-        for film, item in permutations(items, 2):
-            if films.get(film.title) == item.title:
-                asked = ask(task, item.question(f"the director of {film.title}"), item.values)
-                yield _Draft(task, (film, item), (asked,))
+        yield from _two_hops(items, films)
     elif task in ("updates", "contradiction"):
         values = {kind: sorted({item.values[0] for item in items if item.kind == kind}) for kind in KINDS}
         for item in items:
             yield from _stated_twice(task, item, values[item.kind], rng)
     else:
         yield from (_Draft(task, (item,), (ask(task, item.question(), item.values),)) for item in items)
+
+
+def _two_hops(items: Sequence[_Item], films: Mapping[str, str]) -> Iterator[_Draft]:
+    pages: dict[str, list[_Item]] = {}
+    for item in items:
+        pages.setdefault(item.title, []).append(item)
+    for film in items:
+        for item in pages.get(films.get(film.title, ""), ()):
+            asked = ask("two_hops", item.question(f"the director of {film.title}"), item.values)
+            yield _Draft("two_hops", (film, item), (asked,))
 
 
 def _several(items: Sequence[_Item], rng: random.Random) -> Iterator[_Draft]:
@@ -346,6 +354,7 @@ def _row(id: str, draft: _Draft, others: list[_Paragraph], rng: random.Random, n
         (item,), host = draft.items, others.pop()
         added = item.paragraph.sentences[item.number].replace(item.values[0], draft.other)
         metadata |= {"added_sentence": added, "altered": draft.other != item.values[0]}
+        metadata |= {"outdated": 1} if draft.task == "updates" else {}
         evidence.insert(int(draft.other_last), (replace(host, sentences=(*host.sentences, added)), len(host.sentences)))
     for paragraph, _ in evidence:
         others.insert(rng.randrange(len(others) + 1), paragraph)

@@ -14,10 +14,10 @@ from palimpsest.evaluation.summary import Score
 from palimpsest.provenance import MADE_WITH, facts, provenance
 from palimpsest.report.axis_labels import LengthLabels, Point, times
 from palimpsest.report.page import REPORT, embedded, page
-from palimpsest.text.display_text import Table, cost_text, visible
+from palimpsest.runs.resume_rules import COMPUTED
+from palimpsest.text.display_text import Table, cost_text, p_text, visible
 
 RESULTS, PAGE = "league.json", "league.html"
-Shown = list[list[str]]
 
 
 def write_league(table: LeagueTable, out: Path) -> None:
@@ -62,17 +62,16 @@ def _means(table: LeagueTable, row: MethodRow) -> Iterator[tuple[str, str]]:
     yield "", row.name
     for size in table.sizes:
         yield f"mean, {_sized(table, size)}", shown(table.mean(row, size))
-    fall, copied = table.fall(row), table.copied(row)
+    fall, hallucinated = table.fall(row), table.hallucinated(row)
     yield "fall", "–" if fall is None else f"{100 * fall:+.1f}"
     if (changed := table.differences.get(row.name)) is not None:
         ends = f"[{100 * changed[0].low:+.0f}, {100 * changed[0].high:+.0f}]"
         yield f"difference to {table.league.against}", f"{100 * changed[0].mean:+.1f} {ends}"
-        yield "p, Holm", f"{changed[1]:.3f}" if changed[1] >= 0.001 else "<0.001"
-    settings = table.settings(row)
-    yield "memory", "–" if settings["memory_tokens"] is None else f"{settings['memory_tokens']:,}"
+        yield "p, Holm", p_text(changed[1])
+    yield "memory", "–" if row.memory_tokens is None else f"{row.memory_tokens:,}"
     yield "computed tokens", cost_text(row.mean_measure("computed_tokens", table.sizes[-1]))
-    yield "training tokens", cost_text(table.training_tokens(row))
-    yield "hallucinated", "–" if copied is None else f"{100 * (1 - copied):.1f}"
+    yield "training tokens", cost_text(row.mean_training(COMPUTED))
+    yield "hallucinated", "–" if hallucinated is None else f"{100 * hallucinated:.1f}"
 
 
 def _sized(table: LeagueTable, size: int | None) -> str:

@@ -69,17 +69,24 @@ async def league_async(
     evaluation is the reason of its blank cells.
     """
     config = league if isinstance(league, LeagueConfig) else load_league(league, overrides)
-    folder, shown = Path(out or Path("leagues") / config.league), progress or suitable_progress(quiet=quiet)
+    folder, shown = Path(out or league_folder(league)), progress or suitable_progress(quiet=quiet)
     work = LeagueWork(config, folder)
     for name in config.methods:  # before anything is written
         work.config(name, config.seeds[0])
     with _locked(folder):
         files.write_file(folder / LEAGUE, dump_league(config).encode())
         await work.play(shown)
-    return work.table()
+        table = work.table()
+        write_league(table, folder)
+    return table
 
 
 league = blocking(league_async)
+
+
+def league_folder(league: str | Path | LeagueConfig) -> Path:
+    """Default folder of a league."""
+    return Path("leagues") / (league.league if isinstance(league, LeagueConfig) else Path(league).stem)
 
 
 @contextmanager
@@ -142,8 +149,9 @@ class LeagueWork:
         for name, method in self.league.methods.items():
             config = self.config(name, self.league.seeds[0])
             for trained in _rows_of(method):
-                failed = {j.seed: why for j, why in self.failed.items() if (j.name, j.trained) == (name, trained)}
-                rows.append(read_row(self.league, self.out, name, config, trained=trained, failed=failed))
+                errors = (self.failed.get(LeagueJob(name, seed, trained)) for seed in self.league.seeds)
+                error = next(filter(None, errors), None)
+                rows.append(read_row(self.league, self.out, name, config, trained=trained, error=error))
         return LeagueTable(self.league, rows, {job.title: why for job, why in self.failed.items()})
 
     def is_done(self, job: LeagueJob) -> bool:
@@ -181,15 +189,15 @@ class LeagueWork:
                 tick(said, note=job.title)
 
         async with room:
-            try:
-                if not self.is_done(job):
-                    words = [str(self.out), job.name, str(job.seed), str(int(job.trained))]
-                    await run_process(words, receive, _MAIN)
-            except RunError as error:
-                self.failed[job] = str(error)
-                progress.message(f"{job.title}: {error}")
+            if not self.is_done(job):
+                words = [str(self.out), job.name, str(job.seed), str(int(job.trained))]
+                try:
+                    await run_process(words, receive, _MAIN, again="run the same league again")
+                except RunError as error:
+                    self.failed[job] = str(error)
+                    progress.message(f"{job.title}: {error}")
+                write_league(self.table(), self.out)
             tick(_PARTS - done, note=job.title)
-            write_league(self.table(), self.out)
 
 
 def _rows_of(method: MethodConfig) -> Sequence[bool]:

@@ -77,6 +77,11 @@ class MethodRow:
         seeds = [seed for seed in self.samples if graded and all(seed in each for each in graded)]
         return {seed: fmean(fmean(one.value or 0.0 for one in each[seed]) for each in graded) for seed in seeds}
 
+    @property
+    def memory_tokens(self) -> int | None:
+        """Budget of the memory."""
+        return self.config.policy.options.get("memory_tokens")
+
     def problems(self, cell: SetSize) -> int:
         """Graded problems of a cell, over all seeds."""
         return sum(map(len, self.cells.get(cell, {}).values()))
@@ -193,8 +198,10 @@ class LeagueTable:
     def differences(self) -> dict[str, tuple[Difference, float]]:
         """Difference to the reference, and p after Holm's correction, by row."""
         reference = next((row for row in self.rows if row.name == self.league.against), None)
-        rows = [row for row in self.rows if reference is not None and row is not reference]
-        found = {row.name: difference(row, reference, self.families) for row in rows if reference is not None}
+        if reference is None:
+            return {}
+        others = [row for row in self.rows if row is not reference]
+        found = {row.name: difference(row, reference, self.families) for row in others}
         known = {name: one for name, one in found.items() if one is not None}
         adjusted = holm([one.p for one in known.values()])
         return {name: (one, p) for (name, one), p in zip(known.items(), adjusted, strict=True)}
@@ -227,8 +234,10 @@ class LeagueTable:
         return {
             "name": row.name,
             "trained": row.trained,
-            **self.settings(row),
-            "training_tokens": self.training_tokens(row),
+            "policy": row.config.policy.name,
+            "model": row.method.model or row.config.model.path,
+            "memory_tokens": row.memory_tokens,
+            "training_tokens": row.mean_training(COMPUTED),
             "training_steps": row.mean_training("step"),
             "cells": [
                 {"family": cell[0], "size": cell[1], **_scored(row.accuracy([cell])), "n": row.problems(cell),
@@ -240,7 +249,7 @@ class LeagueTable:
             "computed_tokens": [
                 {"size": size, "tokens": row.mean_measure("computed_tokens", size)} for size in self.sizes
             ],
-            "hallucinated": None if (kept := self.copied(row)) is None else 1.0 - kept,
+            "hallucinated": self.hallucinated(row),
             "difference": changed and {
                 "mean": changed[0].mean, "low": changed[0].low, "high": changed[0].high, "p": changed[0].p,
                 "p_holm": changed[1], "better": changed[0].better, "worse": changed[0].worse,
@@ -248,21 +257,10 @@ class LeagueTable:
             "evaluations": [str(folder) for folder in row.folders],
         }  # fmt: skip
 
-    def settings(self, row: MethodRow) -> dict[str, Any]:
-        """Policy, model and memory budget in tokens of a row."""
-        return {
-            "policy": row.config.policy.name,
-            "model": row.method.model or row.config.model.path,
-            "memory_tokens": row.config.policy.options.get("memory_tokens"),
-        }
-
-    def training_tokens(self, row: MethodRow) -> float | None:
-        """Computed tokens of training, mean over seeds."""
-        return row.mean_training(COMPUTED)
-
-    def copied(self, row: MethodRow) -> float | None:
-        """Share of the written sentences that are in the prompt, at the longest length."""
-        return row.mean_measure("copy_fidelity", self.sizes[-1])
+    def hallucinated(self, row: MethodRow) -> float | None:
+        """Share of the written sentences that are not in the prompt, at the longest length."""
+        copied = row.mean_measure("copy_fidelity", self.sizes[-1])
+        return None if copied is None else 1.0 - copied
 
 
 def _scored(found: Score) -> dict[str, float | None]:
@@ -283,20 +281,20 @@ def run_folder(out: Path, name: str, seed: int) -> Path:
 
 
 def read_row(
-    league: LeagueConfig, out: Path, name: str, config: RunConfig, *, trained: bool, failed: Mapping[int, str]
+    league: LeagueConfig, out: Path, name: str, config: RunConfig, *, trained: bool, error: str | None
 ) -> MethodRow:
-    """A row from its evaluations; `failed`: errors by seed."""
+    """A row from its evaluations; `error`: reason for the missing ones."""
     folders = {seed: evaluation_folder(out, name, seed, trained=trained) for seed in league.seeds}
     folders = {seed: folder for seed, folder in folders.items() if (folder / SUMMARY).is_file()}
     samples = {seed: [_as_row(one, league) for one in read_log(folder).samples] for seed, folder in folders.items()}
-    reasons = {"": next(iter(failed.values()))} if failed else {}
+    reasons = {"": error} if error else {}
     for folder in folders.values():
         reasons |= dict(_blanks(folder))
     rows = {seed: read_rows(run_folder(out, name, seed) / METRICS) for seed in folders} if trained else {}
     return MethodRow(
         name=name if trained or not league.methods[name].train else f"{name}, {UNTRAINED}",
         method=league.methods[name],
-        trained=trained and league.methods[name].train,
+        trained=trained,
         config=config,
         samples=samples,
         reasons=reasons,
