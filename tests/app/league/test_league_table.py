@@ -111,6 +111,11 @@ def test_seeds_that_order_the_methods_alike_agree() -> None:
     assert LeagueTable(league(), [row("a", RIGHTS), row("b", reversed_once)]).agreement == pytest.approx(-1 / 3)
 
 
+def test_a_method_without_a_family_has_no_place_in_the_order() -> None:
+    alone = {cell: seeds for cell, seeds in RIGHTS.items() if cell[0] == "needle"}
+    assert LeagueTable(league(), [row("a", RIGHTS), row("b", WORSE), row("c", alone)]).agreement == 1.0
+
+
 def test_kendalls_tau_of_a_worked_example() -> None:
     """11 of 15 pairs have the same order, 4 the other."""
     assert kendall_tau([1, 2, 3, 4, 5, 6], [3, 1, 4, 2, 6, 5]) == pytest.approx((11 - 4) / 15)

@@ -208,9 +208,12 @@ class LeagueTable:
 
     @cached_property
     def agreement(self) -> float | None:
-        """Mean Kendall's tau of the trained rows' order over pairs of seeds; None without two seeds of two methods."""
+        """Mean Kendall's tau of the trained rows' order over pairs of seeds; None without two seeds of two methods.
+
+        Rows without a mean have no place in the order.
+        """
         cells = [cell for size in self.sizes for cell in self.of_mean(size)]
-        means = [row.by_seed(cells) for row in self.rows if row.trained]
+        means = [found for row in self.rows if row.trained and (found := row.by_seed(cells))]
         ranks = [[each[seed] for each in means] for seed in self.league.seeds if all(seed in each for each in means)]
         taus = [kendall_tau(a, b) for a, b in itertools.combinations(ranks, 2)]
         known = [tau for tau in taus if tau is not None]
