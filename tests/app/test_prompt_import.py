@@ -123,6 +123,15 @@ def test_a_hostile_repository_is_read_without_harm(tmp_path: Path) -> None:
     assert import_prompts(folder).texts.keys() == {"read", "answer", "empty_memory"}
 
 
+def test_named_texts_are_shown_as_they_are(tmp_path: Path) -> None:
+    source = OVERWRITE.replace("Nothing yet", "no {memory} yet") + 'NO_RECALLED_MEMORY = "none"\n'
+    assert policy_of(import_prompts(repository(tmp_path, memory=source))).texts.empty_memory == "no {memory} yet"
+    large = tmp_path / "large.py"
+    large.write_text(OVERWRITE + "#" * 140_000)
+    with pytest.raises(ConfigError, match=r"large\.py: 140,\d+ bytes, at most 131,072"):
+        import_prompts(large)
+
+
 def test_the_command_writes_a_file_that_the_policy_reads(
     tmp_path: Path, palimpsest: Run, refused: Callable[..., str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import unicodedata
 
 import pytest
 
@@ -55,10 +56,16 @@ def test_vowel_signs_are_parts_of_words() -> None:
 
 def test_every_white_space_character_becomes_a_space() -> None:
     spaces = {chr(code) for code in range(sys.maxunicode + 1) if chr(code).isspace()}
-    ordinary = {chr(code) for code in range(0x3100)} | {"\ufeff", "\U0001f600"}
+    ordinary = {one for one in map(chr, range(0x3100)) if unicodedata.category(one) != "Cf"} | {"\U0001f600"}
     for character in spaces | ordinary:
         text = f"{character} A{character} b"
         assert flat(text) == " ".join(text.casefold().split()), hex(ord(character))
+
+
+@pytest.mark.parametrize("hidden", ["\u00ad", "\u200b", "\u200d", "\u200f", "\u202e", "\u2060", "\u2066", "\ufeff"])
+def test_invisible_characters_neither_count_nor_divide_words(hidden: str) -> None:
+    assert flat(f"{hidden}An{hidden}na 1{hidden}2") == "anna 12"
+    assert [one.exact for one in worded(f"An{hidden}na 1{hidden}2")] == [["anna", "12"]]
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
 from palimpsest.files import read_regular
 from palimpsest.text.display_text import counted, printable
+from palimpsest.text.template import escaped
 
 _MOST_FILES, _MOST_BYTES, _SHOWN = 20_000, 1 << 17, 5
 _SLOTS = {"prompt": "question", "memory": "memory", "chunk": "section"}
@@ -69,6 +70,8 @@ def import_prompts(path: Path, policy: str | None = None) -> ImportedPrompts:
     If files differ, those of the training count, which are in a folder `impls`. Raises ConfigError without prompts, and
     with the files' names if they still differ.
     """
+    if path.is_file() and (size := path.stat().st_size) > _MOST_BYTES:
+        raise ConfigError(f"{path}: {size:,} bytes, at most {_MOST_BYTES:,}; copy its prompts into a file of their own")
     files = [path] if path.is_file() else _python_files(path)
     read = (_prompts_of(file, path if path.is_dir() else path.parent) for file in files)
     found = [one for one in read if one is not None and policy in (None, one.policy)]
@@ -114,13 +117,16 @@ def _prompts_of(file: Path, root: Path) -> ImportedPrompts | None:
         return None
     if "merge" in texts:
         return ImportedPrompts(file.relative_to(root), "parallel", texts | _merges(tree, texts["merge"]))
-    return ImportedPrompts(file.relative_to(root), "recall" if "{recalled}" in texts["answer"] else "overwrite", texts)
+    if "{recalled}" in texts["answer"]:
+        return ImportedPrompts(file.relative_to(root), "recall", texts)
+    texts.pop("nothing_recalled", None)
+    return ImportedPrompts(file.relative_to(root), "overwrite", texts)
 
 
 def _known(name: str, value: str) -> tuple[str | None, str]:
     """(name of our text or None, the text)."""
     if key := next((key for key, pattern in _NAMED.items() if pattern.fullmatch(name)), None):
-        return key, value
+        return key, escaped(value)
     slots = _slots_of(value) or []
     key = next((key for key, wanted in _TEXTS if sorted(slots) == sorted(wanted)), None)
     if key == "read" and slots.index("section") < slots.index("memory"):
@@ -163,7 +169,7 @@ def _ours(text: str) -> str:
     for literal, name, _, _ in Formatter().parse(text):
         parts[-1] += literal
         parts += [] if name is None else [f"{{{_SLOTS[name]}}}", ""]
-    parts[::2] = [re.sub(r"\{(\w+)\}", r"{{\1}}", literal) for literal in parts[::2]]
+    parts[::2] = map(escaped, parts[::2])
     return "".join(parts)
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left
+from functools import lru_cache
 from typing import Literal
 
-from palimpsest.text.word_forms import ENDS, MARKS, MONTHS, SCALES, SHORT, UNITS, UNSPACED
+from palimpsest.text.word_forms import ENDS, MARKS, MONTHS, SCALES, SHORT, UNITS, UNSPACED, visible
 
 Unit = Literal["sentence", "item", "line"]
 """`sentence`; `item` of a list, from its mark to the next; `line`."""
@@ -95,12 +97,12 @@ def units(text: str, unit: Unit) -> list[str]:
 
 
 def flat(text: str) -> str:
-    """`text` without regard to case and white space.
+    """`text` without regard to case, white space and invisible characters.
 
     >>> flat(" Anna  lives\\nin ROME. ")
     'anna lives in rome.'
     """
-    folded = text.casefold()
+    folded = visible(text).casefold()
     if not folded.isascii():
         return " ".join(folded.split())
     for blank in _BLANKS:  # three times as fast as split and join on thousands of words
@@ -110,7 +112,7 @@ def flat(text: str) -> str:
     return folded.strip(" ")
 
 
-_GROUP = r"(?:(?<!\w)\d{1,3}(?: \d{3})+(?!\w)|\d\w*)"
+_GROUP = r"(?:(?<!\w)\d{1,3}(?: \d{3})+(?!\w)|\d+ (?:(?=\d+[/⁄]\d)|[¼-¾⅐-⅞↉])|\d\w*(?:(?<=\de)[-+−]\d+)?)"
 _JOINED = rf"{_GROUP}(?:[-.,:/^×*'’−–—٫٬．，：／⁄·]{_GROUP})*"
 _DIGITS = rf"[-+−–±~<>≤≥=#$€£¥₹₩]*{_JOINED}"
 _MONTH = rf"(?:(?:{'|'.join(MONTHS)})(?!\w)|(?:{'|'.join(one for one in SHORT if SHORT[one] in MONTHS)})(?!\w)\.?)"
@@ -161,6 +163,15 @@ def _is_mark(character: str) -> bool:
 
 
 def _cuts(whole: re.Pattern[str], text: str, edge: int) -> bool:
-    near = max(0, edge - 40), edge + 40  # characters that may belong to a number at the edge
-    tokens = whole.finditer(text, *near) if _DIGIT.search(text, *near) else ()
-    return any(token.start() < edge < token.end() for token in tokens)
+    if not _DIGIT.search(text, max(0, edge - 40), edge + 40):  # the usual case
+        return False
+    starts, ends = _tokens(whole, text)
+    token = bisect_left(starts, edge) - 1
+    return token >= 0 and edge < ends[token]
+
+
+@lru_cache(maxsize=64)
+def _tokens(whole: re.Pattern[str], text: str) -> tuple[list[int], list[int]]:
+    """Start and end of each token, in order."""
+    spans = [token.span() for token in whole.finditer(text)]
+    return [start for start, _ in spans], [end for _, end in spans]

@@ -104,6 +104,15 @@ def insert(text: str, values: Mapping[str, str]) -> str:
     return _SLOT.sub(shown, text)
 
 
+def escaped(text: str) -> str:
+    """`text` as `insert` shows it without values.
+
+    >>> escaped("{id} {}"), insert(escaped("{id} {}"), {"id": "a"})
+    ('{{id}} {}', '{id} {}')
+    """
+    return re.sub(r"\{(\w+)\}", r"{{\1}}", text)
+
+
 def cut_at_marks(codec: Codec, marked: str) -> Template:
     """The template of a rendered text: cut at its marks, each literal piece tokenised as trusted text."""
     texts = _MARKED.split(marked)

@@ -282,13 +282,29 @@ def _first_marks(signs: re.Match[str]) -> str:
     return "".join(c for n, c in enumerate(signs[0]) if n < 30 or not (c in "ﾞﾟ" or unicodedata.category(c)[0] == "M"))
 
 
+_INVISIBLE = re.compile(
+    "[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\U000e0000-\U000e007f]+"
+)
+_TEX_COMMA = re.compile(r"(?<=\d)(?:\\,|\{,\})(?=\d)")
+
+
+def visible(text: str) -> str:
+    r"""`text` without soft hyphens, joiners and marks of direction; TeX's separators of thousands are commas.
+
+    >>> visible("co\u00adoperate"), visible(r"1\,200")
+    ('cooperate', '1,200')
+    """
+    shown = text if text.isascii() else _INVISIBLE.sub("", text)
+    return _TEX_COMMA.sub(",", shown) if ("\\," in shown or "{,}" in shown) else shown
+
+
 def worded(text: str) -> list[Sentence]:
     """The sentences of a text. A line break ends one, unless it only wraps a long line.
 
     >>> [sentence.exact for sentence in worded("Dr. Ann runs 1,200 km today. Zoë's 2nd!")]
     [['doctor', 'ann', 'runs', '1200', 'kilometre', 'today'], ['zoe', "'s", '2']]
     """
-    text = normal_form("NFKC", VULGAR.sub(" ", _POWER.sub("^", text)))
+    text = normal_form("NFKC", VULGAR.sub(" ", _POWER.sub("^", visible(text))))
     return [sentence for sentence in _WordReader(_WRAP.sub(" ", text)).read() if len(sentence)]
 
 

@@ -130,6 +130,15 @@ MODES = tuple(map(GroundedRule, ("verbatim", "close")))
         ("It costs 5₩ in Rome.", "It costs 5."),
         ("السعر هو ١٫٥ هنا.", "السعر هو ١."),
         ("दर १.५ है", "दर १."),
+        ("In Oslo 1\\,200 people live there.", "200 people live there."),
+        ("In Oslo 1{,}200 people live there.", "200 people live there."),
+        ("The rate is 1e+7 in Rome.", "The rate is 1e"),
+        ("It takes 5 1/2 hours.", "It takes 5"),
+        ("It takes 5 ½ hours.", "It takes 5"),
+        ("In Oslo 12\u200b000 people live there.", "000 people live there."),
+        ("In Oslo one un\u00adhappy people lives.", "happy people lives."),
+        ("In Oslo a super\u200dmen won.", "men won."),
+        ("In Oslo a super\u2060men won.", "men won."),
     ],
 )
 def test_a_unit_that_cuts_a_number_is_dropped(source: str, cut: str, rule: GroundedRule) -> None:
@@ -173,6 +182,7 @@ def numbers(draw: st.DrawFn) -> str:
         f"{one}{three}", f"{one}.{two}", f"{one},{three}", f"{one},{three}.{two}", f"-{one}", f"${one}.{two}",
         f"{one}%", f"{one}:{two}", f"{one}/{two}", f"{one}-{two}", f"{one}–{two}", f"{one}e-{two}", f"{one} km",
         f"{one}.{two} million", f"{one} {three}", f"{one} May 1{three}", f"May {one}, 1{three}", f"1{three}-05-12",
+        f"{one}\\,{three}", f"{one} 1/{two}", f"{one}e+{two}",
     )  # fmt: skip
     return draw(st.sampled_from(forms))
 

@@ -266,9 +266,11 @@ def unsupported(claims: Sequence[str], sources: Sequence[str], rule: GroundedRul
     [None, 'no sentence of the prompt supports it']
     """
     if rule.how == "close":
-        return [supported(unit, sources) for unit in claims]
-    texts = [flat(source) for source in sources]
-    return [_fault(flat(unit), texts) for unit in claims]
+        checked = {unit: supported(unit, sources) for unit in dict.fromkeys(claims)}
+    else:
+        texts = [flat(source) for source in sources]
+        checked = {unit: _fault(flat(unit), texts) for unit in dict.fromkeys(claims)}
+    return [checked[unit] for unit in claims]
 
 
 def _fault(unit: str, texts: Sequence[str]) -> str | None:

@@ -32,7 +32,7 @@ from palimpsest.config.load import is_prompt_file, read_prompt_file
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.plugin_options import check_options
 from palimpsest.text.codec import Codec
-from palimpsest.text.template import MARKS, Template, insert, user_turn
+from palimpsest.text.template import MARKS, Template, escaped, insert, user_turn
 
 Layout = Literal["memory_first", "section_first"]
 KEY = "policy.options.prompts"
@@ -101,8 +101,12 @@ def chosen(prompts: str | Mapping[str, Any], shipped: Mapping[str, Texts], used:
     cls = type(next(iter(shipped.values())))
     texts = cls(**check_options(cls, prompts, KEY, "the texts of this policy"))
     _check(texts, prompts, used)
-    plain = [name for name, slots in slots_of(cls).items() if not slots.names and not slots.optional]
-    return replace(texts, **{name: insert(getattr(texts, name), {}) for name in plain})
+    return replace(texts, **{name: insert(getattr(texts, name), {}) for name in _without_slots(cls)})
+
+
+def _without_slots(cls: type[PromptSet]) -> list[str]:
+    """Texts shown as they are."""
+    return [name for name, slots in slots_of(cls).items() if not slots.names and not slots.optional]
 
 
 def shared(texts: PromptSet) -> dict[str, Any]:
@@ -147,7 +151,9 @@ class Wording:
         slots = slots_of(type(self.texts))
         names = [field.name for field in fields(self.texts)]
         selected = [name for name in names if name not in slots or name in self.shown or slots[name].may_be_empty]
-        return {name: getattr(self.texts, name) for name in selected}
+        plain = _without_slots(type(self.texts))
+        values = {name: getattr(self.texts, name) for name in selected}
+        return {name: escaped(value) if name in plain else value for name, value in values.items()}
 
 
 def _check(texts: PromptSet, values: Mapping[str, Any], used: Iterable[str]) -> None:

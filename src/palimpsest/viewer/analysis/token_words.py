@@ -30,6 +30,7 @@ import numpy as np
 from palimpsest.metrics.reading_trace import GroupTexts, Text
 from palimpsest.text.codec import Codec
 from palimpsest.text.sentences import NUMBER, stands_in
+from palimpsest.text.word_forms import visible
 from palimpsest.types import Span
 
 K = TypeVar("K")
@@ -202,7 +203,7 @@ class SpeltText(Text):
 
     @cached_property
     def folded(self) -> str:
-        return self.text.casefold()
+        return visible(self.text).casefold()
 
     def holds(self, sentence: str) -> bool:
         """`Text.holds` for a flat sentence; avoids flattening where it can."""
