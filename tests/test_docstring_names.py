@@ -20,6 +20,7 @@ FOREIGN = {
         "PyTorch",
         "NumPy",
         "TensorBoard",
+        "TextWorld",
         "JavaScript",
         "WebSocket",
         "SentencePiece",

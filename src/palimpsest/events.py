@@ -158,6 +158,29 @@ class ToolFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentStepped:
+    """An action in the environment."""
+
+    kind: ClassVar[str] = "environment_step"
+    action: str
+    """At most 400 characters."""
+    reward: float
+    done: bool
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentFailed:
+    """The environment raised an error, or gave no answer in time, and ended the episode."""
+
+    kind: ClassVar[str] = "environment_error"
+    message: str
+    where: str = ""
+    """FILE:LINE of its code."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pruned:
     """The model deleted results from its context."""
 
@@ -302,7 +325,17 @@ class Plain:
 
 _Memories = DocumentTruncated | MemoryWritten | MemoryCut | EmptyMemoryKept | MemoryUngrounded
 _Replies = ReplyMalformed | Recalled | PastShown | ReadingEnded | PassEnded
-_Tools = ToolCalled | ToolFailed | Pruned | PruneRefused | RolledBack | ExchangesDropped | SummedUp
+_Tools = (
+    ToolCalled
+    | ToolFailed
+    | EnvironmentStepped
+    | EnvironmentFailed
+    | Pruned
+    | PruneRefused
+    | RolledBack
+    | ExchangesDropped
+    | SummedUp
+)
 _Samplers = SamplerFailed | OnlyReasoned | PromptCut | PromptOverflowed
 _Library = _Samplers | TimedOut | PolicyFailed | VariantPlayed | Replayed
 Declared = _Memories | _Replies | _Tools | _Library

@@ -50,6 +50,8 @@ class Outcome(StrEnum):
     """The episode exceeded its time limit: ungraded, never a zero."""
     POLICY_FAILED = "policy_failed"
     """The policy's own code raised: ungraded; the error is an event."""
+    ENVIRONMENT_FAILED = "environment_failed"
+    """The environment raised, or gave no answer in time: ungraded; the error is an event."""
 
     @property
     def gradable(self) -> bool:
@@ -57,7 +59,7 @@ class Outcome(StrEnum):
         return self not in _UNGRADABLE
 
 
-_UNGRADABLE = frozenset({Outcome.SAMPLER_FAILED, Outcome.TIMED_OUT, Outcome.POLICY_FAILED})
+_UNGRADABLE = frozenset({Outcome.SAMPLER_FAILED, Outcome.TIMED_OUT, Outcome.POLICY_FAILED, Outcome.ENVIRONMENT_FAILED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,12 +58,14 @@ def test_a_file_adds_a_method_removes_another_and_changes_a_key_of_all(tmp_path:
     text = """
 extends: small
 overrides: {train.max_steps: 3}
-methods: {closed_book: null, mine: {policy: overwrite, options: {memory_tokens: 12}}}
+methods: {closed_book: null, lead: {train: false}, mine: {policy: overwrite, options: {memory_tokens: 12}}}
 """
     league = load_league(written(tmp_path, text), ["problems=4", "optim.learning_rate=1e-4"])
     small = load_league("small")
     assert set(league.methods) == {*small.methods, "mine"} - {"closed_book"}
     assert (league.problems, league.league) == (4, "mine")
+    assert league.methods["lead"] == small.methods["lead"].model_copy(update={"train": False})
+    assert (small.methods["whole_window"].policy, small.methods["whole_window"].train) == ("full_context", False)
     config = method_config(league, league.methods["mine"], 0)
     assert (config.train.max_steps, config.optim.learning_rate) == (3, 1e-4)
     assert config.policy.options["memory_tokens"] == 12

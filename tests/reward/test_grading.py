@@ -97,7 +97,7 @@ def test_the_named_reward_is_one_of_the_metrics(name: str) -> None:
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_an_episode_without_an_answer_is_zero_if_the_agent_ended_it_and_ungraded_if_not(outcome: Outcome) -> None:
     grade = graded(None, "Paris", outcome=outcome)
-    if outcome in (Outcome.SAMPLER_FAILED, Outcome.TIMED_OUT, Outcome.POLICY_FAILED):
+    if not outcome.gradable:
         assert (grade.value, grade.breakdown) == (None, {})
         assert outcome.value in (grade.reason or "")
         assert graded(r"\boxed{Paris}", "Paris", outcome=outcome).value is None

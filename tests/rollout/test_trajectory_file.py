@@ -41,6 +41,7 @@ VALUES = {
     "str": TEXT,
     "str | None": st.none() | TEXT,
     "int": st.integers(-(2**53), 2**53),
+    "float": st.floats(allow_nan=False, allow_infinity=False),
     "int | None": st.none() | st.integers(0, 9),
     "bool": st.booleans(),
     "float | None": st.none() | st.floats(allow_nan=False, allow_infinity=False),

@@ -14,6 +14,7 @@ from typing import Any
 from palimpsest.config.schema import RunConfig
 from palimpsest.runs.loggers import JsonlLogger, Logger, LoggerSet
 from palimpsest.runs.run_folder import open_run
+from palimpsest.tools.environment import Environment, Step
 from palimpsest.types import Grade, Problem, Trajectory
 from support.fakes import HashLearner, SeedSampler, make_trainer
 
@@ -47,6 +48,17 @@ class SlowLearner(HashLearner):
         return written
 
 
+class Slow(Environment):
+    """Takes longer or shorter in each process."""
+
+    def reset(self, problem: Problem) -> str:
+        return "Start."
+
+    def step(self, action: str) -> Step:
+        time.sleep(0.002 * (hash(action) % 4))
+        return Step(f"{len(action)} letters.", len(action) % 2, len(action) % 5 == 0)
+
+
 def config(model: str, ahead: int = 0, policy: str = "overwrite", steps: int = STEPS) -> RunConfig:
     sizes = {"chunk_size": 48, "question_tokens": 64, "memory_tokens": 12, "answer_tokens": 6, "prompts": "short"}
     train = {"max_steps": steps, "batch_size": 2, "group_size": 4, "num_minibatches": 2, "save_steps": 3}
@@ -59,18 +71,32 @@ def config(model: str, ahead: int = 0, policy: str = "overwrite", steps: int = S
         "train": {**train, "max_off_policy_steps": ahead},
         "logging": {"report_to": ["jsonl"]},
     }
+    if policy == "edit":
+        sizes = {"context_tokens": 200, "turn_tokens": 6, "max_turns": 4, "prompts": "play_short", "tools": {}}
+        sections["policy"] = {"name": policy, "options": {**sizes, "verbs": ["compact"]}}
+        sections["environment"] = {"name": f"{__file__}:Slow"}
     return RunConfig.model_validate(sections)
 
 
 def with_engine(run: RunConfig) -> dict[str, Any]:
+    from palimpsest.agents.roles import open_roles
     from palimpsest.data.sources.file_source import build_source
     from palimpsest.engines.open import open_engine
     from palimpsest.memory.registry import build_policy
+    from palimpsest.reward.turn_rewards import EnvironmentGrader
 
     engine = open_engine(run, objective="policy")
+    environment = open_roles(run, engine.codec, engine.sampler).environment
     opened = {"codec": engine.codec, "sampler": engine.sampler, "learner": engine.learner}
     source = build_source(run.data, run.seed, split="train")
-    return {**opened, "policy": build_policy(run.policy), "source": source, "grader": ParityGrader()}
+    grader = EnvironmentGrader() if environment else ParityGrader()
+    return {
+        **opened,
+        "policy": build_policy(run.policy),
+        "source": source,
+        "grader": grader,
+        "environment": environment,
+    }
 
 
 def with_fakes(_run: RunConfig) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Stopper(Logger):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("kind", ["engine+1", "engine/parallel"])
+@pytest.mark.parametrize("kind", ["engine+1", "engine/parallel", "engine/edit"])
 def test_the_embedded_engine_interrupted_and_resumed_ends_as_the_same_bytes(
     tmp_path: Path, tiny_model_folder: Path, kind: str
 ) -> None:

@@ -70,6 +70,7 @@ class OpenAgent:
             codec=self.engine.codec,
             roles=self.roles.samplers,
             speculation=self.speculation,
+            environment=self.roles.environment,
             **how,
         )
 

@@ -29,6 +29,7 @@ from palimpsest.errors import ConfigError, EngineError, ModelError
 from palimpsest.rollout.episode import Role, Roles
 from palimpsest.rollout.token_costs import AGENT
 from palimpsest.text.codec import Codec
+from palimpsest.tools.environment import OpenEnvironment
 from palimpsest.types import Completion, SamplingParams
 
 
@@ -38,6 +39,7 @@ class OpenRoles:
 
     samplers: Roles
     engines: tuple[Engine, ...]
+    environment: OpenEnvironment | None = None
 
     async def close(self) -> None:
         for engine in self.engines:
@@ -62,12 +64,13 @@ def open_roles(config: RunConfig, codec: Codec, main: Sampler | None = None) -> 
             _check_tokenizer(name, role.model, engine.codec, codec)
             sampler = FrozenSampler(engine.sampler)
         samplers[name] = Role(sampler, role.temperature, role.max_tokens)
-    if engines:
-        turns, serving = Turns(), list[Any]([main, *(engine.sampler for engine in engines)])
+    environment = None if config.environment is None else OpenEnvironment(config.environment)
+    if engines or environment:
+        turns, serving = Turns(), list[Any]([main, environment, *(engine.sampler for engine in engines)])
         for each in serving:
             if hasattr(each, "turns"):
                 each.turns = turns
-    return OpenRoles(samplers, tuple(engines))
+    return OpenRoles(samplers, tuple(engines), environment)
 
 
 def _with_model(config: RunConfig, path: str, url: str | None) -> RunConfig:

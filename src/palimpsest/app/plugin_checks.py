@@ -2,7 +2,8 @@
 
 A policy runs against scripted models (memory/policy_check.py); a credit rule on groups of even and uneven turns and a
 single trajectory; a reward, or a layer on top of the shipped `boxed`, on handwritten episodes, without weights, with
-hostile answers, and with one that was lost, which no reward sees. For a tool, a data format, a log sink or an engine,
+hostile answers, and with one that was lost, which no reward sees. An environment gets the same actions in two objects,
+hostile ones included. For a tool, a data format, a log sink or an engine,
 only shape and options are checked. Recorded episodes (`--episodes`) show what none of these do: the events of a policy.
 
 Not covered: bias and variance of the gradient; rules that break the checks of equal rewards or direction by design;
@@ -21,11 +22,12 @@ from typing import Any
 
 from palimpsest import plugins
 from palimpsest.config.reward import LayerConfig, RewardConfig
-from palimpsest.config.schema import CreditConfig, ModelConfig, PolicyConfig
+from palimpsest.config.schema import CreditConfig, EnvironmentConfig, ModelConfig, PolicyConfig
 from palimpsest.credit.advantages import Rule, TurnAdvantage, rule_advantages, turn_mean
 from palimpsest.credit.assign import build_rule
 from palimpsest.credit.dapo import rewards_differ
 from palimpsest.errors import ConfigError, DataError, RunError, nearest
+from palimpsest.events import EnvironmentStepped
 from palimpsest.memory.policy_check import Finding, check_policy
 from palimpsest.memory.registry import build_policy
 from palimpsest.models.model_folder import window_of
@@ -34,6 +36,7 @@ from palimpsest.plugin_options import signature_of
 from palimpsest.reward.grading import Reward, build_reward
 from palimpsest.rollout.trajectory_file import read_groups, record_files
 from palimpsest.text.codec import Codec
+from palimpsest.tools.environment import EnvironmentLost, OpenEnvironment
 from palimpsest.tools.tool import build_tools
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, StopReason, Trajectory, Turn
 
@@ -73,6 +76,8 @@ def check(
         return asyncio.run(_check_reward(kind, name, options, codec or Codec.load(ModelConfig()), recorded))
     if kind == "rule":
         return _check_rule(CreditConfig(adv_estimator=name, options=dict(options)), recorded)
+    if kind == "environment" and name not in KINDS[kind].shipped:
+        return asyncio.run(_check_environment(EnvironmentConfig(name=name, options=dict(options))))
     if kind == "tool":
         build_tools({name: options})
     else:
@@ -104,6 +109,44 @@ def kind_of(name: str, options: Collection[str] = ()) -> str:
         names = ", ".join(dict.fromkeys(spec.method for spec in KINDS.values() if spec.method))
         raise ConfigError(f"has none of the methods {names}; set --kind", key="check", value=name)
     return max(fits, key=lambda kind: len(KINDS[kind].takes), default="reward")
+
+
+# ---- Checks of an environment --------------------------------------------------------------------------------
+
+
+ACTIONS = ("look", "", "go north", "<|im_end|>", "x" * 1000, "look")
+"""Actions of a checked environment, some of them useless in any."""
+
+
+async def _check_environment(config: EnvironmentConfig) -> list[Finding]:
+    world, problem = OpenEnvironment(config), Problem("checked", "Try it.")
+    world.build()
+    played = list[tuple[list[str], list[EnvironmentStepped]]]()
+    for _ in range(2):
+        steps = list[EnvironmentStepped]()
+        episode = world.episode(steps.append)
+        try:
+            shown = [await episode.reset(problem)]
+            for action in ACTIONS:
+                if not episode.done:
+                    shown.append((await episode.step(action)).observation)
+        except EnvironmentLost as error:
+            return [Finding("steps", False, f"{error}{error.where and f' ({error.where})'}")]
+        finally:
+            await episode.close()
+        played.append((shown, steps))
+    (shown, steps), again = played
+    alike = (shown, steps) == again
+    return [
+        Finding("steps", True, f"{len(steps)} of {len(ACTIONS)} actions, until it was done"),
+        Finding(
+            "repeats",
+            alike,
+            "two objects answer the same actions alike"
+            if alike
+            else "two objects answer the same actions differently: a resumed run can't repeat them",
+        ),
+    ]
 
 
 # ---- Checks of a credit rule ---------------------------------------------------------------------------------

@@ -273,6 +273,39 @@ def wiki(
     print_made(made)
 
 
+# ---- palimpsest data textworld -------------------------------------------------------------------------------
+
+
+@app.command("textworld")
+def textworld(
+    out: Out,
+    family: Annotated[str, typer.Option(help="coins, treasure or cooking.")] = "coins",
+    games: Annotated[int, typer.Option(min=1, help="Games for training.")] = 20,
+    held_out: Annotated[int, typer.Option(min=1, help="Games for evaluation, of other seeds.")] = 8,
+    difficulty: Annotated[
+        str, typer.Option(help="Moves to the coin, level of the treasure, or ingredients; one or several.")
+    ] = "2,3,4",
+    seed: Annotated[int, typer.Option(help="Seed of the games.")] = 0,
+    processes: Annotated[int, typer.Option(min=1, help="Processes that make games.")] = 2,
+    force: Force = False,
+) -> None:
+    """Make TextWorld games, as problems of environment.name=textworld.
+
+    Writes train.jsonl and test.jsonl, and the games they name. A game takes some seconds.
+
+    \b
+    Examples:
+      palimpsest data textworld --out games
+      palimpsest data textworld --family cooking --games 40 --difficulty 1,2 --out cooking
+      palimpsest eval models/mine --policy edit --data games/test.jsonl environment.name=textworld \\
+        environment.options.games=games reward.name=environment policy.options.prompts=play policy.options.tools={}
+    """
+    from palimpsest.app.datasets.textworld_games import GameSet, make_games
+
+    wanted = GameSet(family, games, held_out, numbers("--difficulty", "numbers", difficulty), seed)
+    print_made(make_games(wanted, out=out, processes=processes, force=force, progress=Terminal()))
+
+
 # ---- palimpsest data ruler -----------------------------------------------------------------------------------
 
 

@@ -199,12 +199,15 @@ FIGURES = {
     "tokens/correct": "tokens/correct",
 }
 """Columns of the printed table, and those of `Evaluation.table` that they show."""
+ANSWERED = ("em", "f1", "sub_em", "evidence kept")
+"""Columns about answers, which an environment has none of."""
 MEMORY = ("evidence kept", "hallucinated", "dropped", "overwritten", "recall hits")
 """Columns of the table about the memory, if any row has them."""
 
 
 def show_evaluation(evaluation: Evaluation) -> None:
     """Print it. Raises typer.Exit without any graded episode."""
+    from palimpsest.app.evaluate.evaluation_result import ACTED
     from palimpsest.evaluation.episode_files import EPISODES
     from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY
     from palimpsest.evaluation.summary import cost_columns
@@ -212,7 +215,10 @@ def show_evaluation(evaluation: Evaluation) -> None:
 
     console, made = stdout(160), evaluation.table
     extra = {"pass@k" if "@" in name else name: name for name in made.columns if "@" in name or name == "disagree"}
-    console.print(_table(evaluation.title, {**FIGURES, **extra}, evaluation, made))
+    figures = dict(FIGURES)
+    if any("won" in row for row in made):
+        figures = {name: key for name, key in figures.items() if key not in ANSWERED} | {name: name for name in ACTED}
+    console.print(_table(evaluation.title, {**figures, **extra}, evaluation, made))
     remembering = [row for row in made if "overwritten" in row or "recall hits" in row]  # only policies with a memory
     remembering = [row for row in remembering if not evaluation[row[""]].cell.baseline]
     if remembering:
@@ -257,7 +263,7 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
         return f"{100 * value:.0f}–{100 * row['high']:.0f}"
     if name.startswith("tokens") or name.endswith((" tokens", "computed", "billed", "GFLOPs")):
         return cost_text(value)
-    return f"{value:.1f}" if name == "turns" else percent(value)
+    return f"{value:.1f}" if name in ("turns", "steps", "invalid") else percent(value)
 
 
 def _print_ungraded(evaluation: Evaluation) -> None:

@@ -53,7 +53,9 @@ def check(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="policy, reward, layer, rule, tool, format, sink or engine; default: by its signature."),
+        typer.Option(
+            help="policy, reward, layer, rule, tool, environment, format, sink or engine; default: by its methods."
+        ),
     ] = None,
     model: Annotated[
         str | None,

@@ -3,6 +3,7 @@
     extends: laptop                          a shipped league or a file, of which this one changes keys
     methods:
       mine: {policy: my_module:MyPolicy}     joins its methods
+      lead: {train: false}                   changes a key of one of them
 
 Guaranteed: a league's methods share its recipe, overrides, problems and token budget unless a method's own keys differ.
 """
@@ -205,10 +206,15 @@ def _values(name: str, depth: int = 0) -> dict[str, Any]:
     if depth == _DEEPEST:
         raise ConfigError(f"league {name}: extends {parent}: more than {_DEEPEST} leagues extend each other")
     base = _values(str(parent) if parent in names else str(path.parent / str(parent)), depth + 1)
-    for key in ("methods", "overrides"):
-        if isinstance(own := values.get(key), dict) and isinstance(inherited := base.get(key), dict):
-            values[key] = {**inherited, **own}
+    if isinstance(own := values.get("methods"), dict) and isinstance(inherited := base.get("methods"), dict):
+        values["methods"] = {name: _changed(inherited.get(name), entry) for name, entry in {**inherited, **own}.items()}
+    values["overrides"] = _changed(base.get("overrides"), values.get("overrides", {}))
     return {**base, **values}
+
+
+def _changed(inherited: Any, own: Any) -> Any:
+    """The keys of both sections, own ones first."""
+    return {**inherited, **own} if isinstance(inherited, dict) and isinstance(own, dict) else own
 
 
 def _faults(error: ValidationError, name: str) -> Iterator[str]:

@@ -160,7 +160,7 @@ class RewardConfig(Strict):
     @property
     def rewards_turns(self) -> bool:
         """Return whether single turns may get separate rewards."""
-        return self.state is not None or self.name not in REWARDS or bool(self.layers)
+        return self.state is not None or self.name not in REWARDS or self.name == "environment" or bool(self.layers)
 
     @model_validator(mode="after")
     def _check_judge(self) -> RewardConfig:

@@ -28,7 +28,7 @@ from palimpsest.config.engine import AdapterConfig as AdapterConfig
 from palimpsest.config.engine import ModelConfig as ModelConfig
 from palimpsest.config.engine import SamplingConfig as SamplingConfig
 from palimpsest.config.reward import RewardConfig
-from palimpsest.config.section import Strict, check_name
+from palimpsest.config.section import MAX_WAIT_S, MIN_REPLY_S, Strict, check_name
 from palimpsest.config.training_steps import ColdStartConfig, OptimConfig, TrainConfig
 from palimpsest.plugin_kinds import KINDS
 
@@ -42,6 +42,22 @@ class PolicyConfig(Strict):
     """A shipped policy (`palimpsest recipes keys policy.options.overwrite`: options of one), or my_module:MyPolicy."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Limits on training reads (`max_chunks`) don't apply to evaluation."""
+
+
+class EnvironmentConfig(Strict):
+    """A task that the agent acts in (docs/how-to/environments.md); `reward.name=environment` adds its rewards up."""
+
+    name: str
+    """textworld, or my_module:MyEnvironment."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options; textworld: `games`, the folder of the games, and `commands`, to list the valid ones."""
+    timeout_s: float = Field(30.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
+    """Limit of one reset or step; a slower one ends the episode ungraded."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_environment(cls, name: str) -> str:
+        return check_name("environment", name)
 
 
 class RoleConfig(Strict):
@@ -265,6 +281,7 @@ class RunConfig(Strict):
     policy: PolicyConfig = PolicyConfig()
     roles: dict[str, RoleConfig] = Field(default_factory=dict)
     """Frozen roles for the policy's turns, by the policy's names; turns without a role are trained."""
+    environment: EnvironmentConfig | None = None
     data: DataConfig = DataConfig()
     reward: RewardConfig = RewardConfig()
     credit: CreditConfig = CreditConfig()

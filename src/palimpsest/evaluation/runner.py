@@ -32,6 +32,7 @@ from palimpsest.rollout.episode import Roles, failure, play
 from palimpsest.rollout.speculation import Speculation
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
+from palimpsest.tools.environment import OpenEnvironment
 from palimpsest.types import Grade, Problem, Trajectory
 
 Measure = Callable[[Problem, Trajectory, Grade, GroupTexts], Mapping[str, float]]
@@ -80,6 +81,7 @@ class Arena:
     episodes: EpisodeFile | None = None
     """Record of episodes, token for token."""
     speculation: Speculation | None = None
+    environment: OpenEnvironment | None = None
 
 
 async def play_entries(
@@ -204,6 +206,7 @@ async def _play_one(entry: Entry, problem: Problem, draw: int, arena: Arena) -> 
         rollout=draw,
         roles=arena.roles,
         speculation=arena.speculation,
+        environment=arena.environment,
     )
     return Ended(entry.cell, problem, trajectory, await graded(arena.grader, problem, trajectory))
 

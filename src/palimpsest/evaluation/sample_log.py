@@ -188,8 +188,8 @@ class Sample:
 
     @property
     def without_gold(self) -> bool:
-        """True if a question lacks a gold, so that no grader can grade the sample."""
-        return not self.answers or not all(question["answers"] for question in self.questions)
+        """True if a question lacks a gold, so that no grader of answers can grade the sample."""
+        return self.value is None and not (self.answers and all(question["answers"] for question in self.questions))
 
     @property
     def is_final(self) -> bool:

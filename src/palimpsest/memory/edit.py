@@ -35,7 +35,16 @@ from typing import Any, ClassVar, TypeGuard
 
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.events import Pruned, PruneRefused, RolledBack
-from palimpsest.memory.parts.edit_texts import SHORT, STANDARD, VERBS, EditPrompts, blocks_fault, blocks_of
+from palimpsest.memory.parts.edit_texts import (
+    PLAY,
+    PLAY_SHORT,
+    SHORT,
+    STANDARD,
+    VERBS,
+    EditPrompts,
+    blocks_fault,
+    blocks_of,
+)
 from palimpsest.memory.parts.grounded import Grounded
 from palimpsest.memory.parts.tool_agent import Found, Said, ToolAgentPolicy, ToolEpisode
 from palimpsest.memory.policy import require_positive
@@ -55,7 +64,12 @@ _LEVELS = (25, 50, 75)  # percent of the context
 class EditPolicy(ToolAgentPolicy):
     """Options of the tool agent, and the verbs."""
 
-    prompt_sets: ClassVar[Mapping[str, EditPrompts]] = {"standard": STANDARD, "short": SHORT}
+    prompt_sets: ClassVar[Mapping[str, EditPrompts]] = {
+        "standard": STANDARD,
+        "short": SHORT,
+        "play": PLAY,
+        "play_short": PLAY_SHORT,
+    }
     texts: EditPrompts = field(init=False, repr=False, compare=False)
     verbs: tuple[str, ...] = tuple(VERBS)
     """Any of drop, keep, note, merge, compact; none: the plain agent with tools."""

@@ -116,6 +116,7 @@ class LeadPolicy(ToolAgentPolicy):
     prompt_sets: ClassVar[Mapping[str, LeadPrompts]] = {"standard": STANDARD, "short": SHORT}
     texts: LeadPrompts = field(init=False, repr=False, compare=False)
     reads_documents: ClassVar[bool] = True
+    acts: ClassVar[bool] = False
     reads_to_end: ClassVar[bool] = False
     """The lead may answer without a query."""
     roles: ClassVar[tuple[str, ...]] = (READER,)

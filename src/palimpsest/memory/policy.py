@@ -23,6 +23,7 @@ from palimpsest.events import What
 from palimpsest.memory.parts.prompts import Wording
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template
+from palimpsest.tools.environment import EpisodeEnvironment
 from palimpsest.types import Completion, Outcome, Problem, numbered
 
 
@@ -34,6 +35,8 @@ class Model(Protocol):
     """Longest prompt plus completion, in tokens."""
     prepared: Any
     """Result of the policy's `prepare` for this problem. All episodes of a group share it: do not change it."""
+    environment: EpisodeEnvironment | None = None
+    """The task it acts in (tools/environment.py); None without `environment` in the configuration."""
 
     async def generate(
         self,
@@ -177,6 +180,9 @@ class MemoryPolicy(ABC):
 
     reward: ClassVar[str | None] = None
     """Default `reward.name`, which reads the answer form of its prompts; None: any reward does."""
+
+    acts: ClassVar[bool] = False
+    """True: it acts in an environment; False: a configuration with one is rejected."""
 
     roles: ClassVar[tuple[str, ...] | None] = None
     """All roles of its turns, which `roles` of a training must have; None: not declared."""

@@ -71,8 +71,9 @@ gone for good; the call of prune_context with its memory stays in their place, u
 - Prune whenever results are used up, repeat each other or led nowhere; do not wait until the context is full.
 - Write the memory before anything is lost: it must make sense by itself to a reader who sees nothing else.
 - After a prune there are gaps in the conversation. That is intended: go on from the latest memory. What isn't in it \
-is not known; look it up again if it is needed, and mark what you only suppose as an assumption.
-- Answering comes first: when you know the answer, give it instead of pruning."""
+is not known; look it up again if it is needed, and mark what you only suppose as an assumption."""
+
+_ANSWER_FIRST = "\n- Answering comes first: when you know the answer, give it instead of pruning."
 
 _GUIDE = """<developer_message>
 Guide to prune_context
@@ -92,7 +93,7 @@ and often. Keep results whose facts you haven't written down yet.
 
 STANDARD = PrunePrompts(
     **shared(tool_agent.STANDARD),
-    system_prune=_SYSTEM_PRUNE,
+    system_prune=_SYSTEM_PRUNE + _ANSWER_FIRST,
     user_prune=_GUIDE + QUERY,
     pruned="Deleted: {ids}. Go on from the memory.",
 )
@@ -101,12 +102,22 @@ STANDARD = PrunePrompts(
 SHORT = PrunePrompts(**shared(tool_agent.SHORT), user_prune=tool_agent.SHORT.user, pruned="done")
 """For the embedded model."""
 
+PLAY = PrunePrompts(
+    **shared(tool_agent.PLAY), system_prune=_SYSTEM_PRUNE, user_prune=tool_agent.PLAY.user, pruned=STANDARD.pruned
+)
+PLAY_SHORT = PrunePrompts(**shared(tool_agent.PLAY_SHORT), user_prune=tool_agent.PLAY_SHORT.user, pruned="done")
+
 
 @dataclass(frozen=True, slots=True)
 class PrunePolicy(ToolAgentPolicy):
     """Options of the tool agent, and whether it may prune."""
 
-    prompt_sets: ClassVar[Mapping[str, PrunePrompts]] = {"standard": STANDARD, "short": SHORT}
+    prompt_sets: ClassVar[Mapping[str, PrunePrompts]] = {
+        "standard": STANDARD,
+        "short": SHORT,
+        "play": PLAY,
+        "play_short": PLAY_SHORT,
+    }
     texts: PrunePrompts = field(init=False, repr=False, compare=False)
     prune: bool = True
     """False: the plain agent with tools, without any mention of pruning in its prompt."""

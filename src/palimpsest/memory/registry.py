@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable
 
 from palimpsest import plugins
 from palimpsest.config.keys import nearest_key
-from palimpsest.config.schema import PolicyConfig, RunConfig
+from palimpsest.config.schema import EnvironmentConfig, PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.overwrite import LongQuestion
+from palimpsest.memory.parts.prompts import KEY as PROMPTS
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import UnknownOption, options_of
 from palimpsest.text.codec import Codec
+from palimpsest.tools.environment import Environment, OpenEnvironment
 from palimpsest.types import Problem
 
 
@@ -81,29 +83,29 @@ def option_of(error: ConfigError) -> str | None:
 
 
 def admit_all(
-    policy: MemoryPolicy, problems: Iterable[Problem], codec: Codec, max_context: int, note: str = ""
+    policy: MemoryPolicy,
+    problems: Iterable[Problem],
+    codec: Codec,
+    max_context: int,
+    note: str = "",
+    environment: EnvironmentConfig | None = None,
 ) -> None:
-    """Check, before any work, that the budgets fit the model's window and that every problem fits the budgets.
+    """Check, before any work, that the budgets fit the model's window and that every problem fits the budgets and has
+    what the environment needs.
 
     A policy that reads documents is rejected if no problem has one. `note`: a remark on the window.
     """
     cls = type(policy)
     path, shipped = f"{cls.__module__}:{cls.__qualname__}", KINDS["policy"].shipped
     name = next((name for name, where in shipped.items() if where == path), cls.__name__)
-    if (needed := policy.required_context(codec)) > max_context:
-        sizes = [(option, getattr(policy, option, None)) for option in options_of(cls)]
-        budgets = [f"{option}={size}" for option, size in sizes if size and option.endswith(("chunk_size", "_tokens"))]
-        raise ConfigError(
-            f"policy.options: prompts and budgets of {name} add up to {needed} tokens, the model's context "
-            f"is {max_context}{note and f' ({note})'}; lower {', '.join(budgets) or 'its budgets'}"
-        )
+    world = None if environment is None else _world(environment, policy, name)
+    _check_window(policy, name, codec, max_context, note)
     documents, long = [], list[LongQuestion]()
     for problem in problems:
         documents.append(problem.context is not None)
-        if problem.questions and not policy.answers_questions:
-            raise _asks_several(problem, name)
-        if problem.memory and not policy.takes_memory:
-            raise _brings_memory(problem, name)
+        _suits(problem, policy, name)
+        if world is not None:
+            world.admit(problem)
         try:
             policy.admit(problem, codec)
         except LongQuestion as error:
@@ -116,6 +118,35 @@ def admit_all(
             f"policy.name: {name} reads documents and these problems have none; to search instead, "
             f"choose one of {agents} (a custom policy that needs none sets reads_documents = False)"
         )
+
+
+def _check_window(policy: MemoryPolicy, name: str, codec: Codec, max_context: int, note: str) -> None:
+    if (needed := policy.required_context(codec)) > max_context:
+        sizes = [(option, getattr(policy, option, None)) for option in options_of(type(policy))]
+        budgets = [f"{option}={size}" for option, size in sizes if size and option.endswith(("chunk_size", "_tokens"))]
+        raise ConfigError(
+            f"policy.options: prompts and budgets of {name} add up to {needed} tokens, the model's context "
+            f"is {max_context}{note and f' ({note})'}; lower {', '.join(budgets) or 'its budgets'}"
+        )
+
+
+def _suits(problem: Problem, policy: MemoryPolicy, name: str) -> None:
+    if problem.questions and not policy.answers_questions:
+        raise _asks_several(problem, name)
+    if problem.memory and not policy.takes_memory:
+        raise _brings_memory(problem, name)
+
+
+def _world(environment: EnvironmentConfig, policy: MemoryPolicy, name: str) -> Environment:
+    """An environment that the policy acts in."""
+    if not policy.acts:
+        message = f"{name} acts in no environment; choose one of {_shipped(lambda cls: cls.acts)}"
+        raise ConfigError(f"policy.name: {message} (a custom policy that does sets acts = True)")
+    if isinstance(policy, ToolAgentPolicy) and policy.prompts in ("standard", "short"):
+        raise ConfigError("asks a question; in an environment set play, play_short or a file", key=PROMPTS)
+    if isinstance(policy, ToolAgentPolicy) and policy.tools == {"search": {}}:
+        raise ConfigError("name the tools next to the environment, {} for none", key="policy.options.tools")
+    return OpenEnvironment(environment).build()
 
 
 def _shipped(suits: Callable[[type[MemoryPolicy]], bool]) -> str:

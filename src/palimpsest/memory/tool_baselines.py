@@ -39,13 +39,12 @@ from palimpsest.memory.parts import tool_agent
 from palimpsest.memory.parts.grounded import Grounded, GroundedRule, sift
 from palimpsest.memory.parts.history import Exchange, History
 from palimpsest.memory.parts.prompts import Slots, shared
-from palimpsest.memory.parts.tool_agent import QUERY, ToolAgentPolicy, ToolEpisode, ToolPrompts
+from palimpsest.memory.parts.tool_agent import QUERY, Action, ToolAgentPolicy, ToolEpisode, ToolPrompts
 from palimpsest.memory.policy import require_positive
-from palimpsest.text.chat import chat_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.text.reply_tags import without_thinking
 from palimpsest.text.sentences import Unit, sentences
-from palimpsest.text.tool_calls import ToolCall
+from palimpsest.text.tool_calls import Malformed, ToolCall
 from palimpsest.types import Completion, Problem, StopReason
 
 
@@ -76,12 +75,30 @@ SHORT = SummaryPrompts(
 )
 """For the embedded model."""
 
+PLAY = SummaryPrompts(
+    **shared(tool_agent.PLAY),
+    user_summary="{question}\n\nWhat you did so far, as you summed it up before the context was cleared:\n\n"
+    "<summary>\n{summary}\n</summary>\n\nGo on from there.",
+    summarise="The context is full and will be cleared: only the task and what you write now will be left. Sum up "
+    "where you are, what you have, what you tried, and what is left to do. Give no command yet.",
+)
+PLAY_SHORT = SummaryPrompts(
+    **shared(tool_agent.PLAY_SHORT),
+    user_summary="{question}\nMemory:{summary}",
+    summarise=SHORT.summarise,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class WithSummary(ToolAgentPolicy):
     """Options of the tool agent, and the length of a summary that replaces its history."""
 
-    prompt_sets: ClassVar[Mapping[str, SummaryPrompts]] = {"standard": STANDARD, "short": SHORT}
+    prompt_sets: ClassVar[Mapping[str, SummaryPrompts]] = {
+        "standard": STANDARD,
+        "short": SHORT,
+        "play": PLAY,
+        "play_short": PLAY_SHORT,
+    }
     texts: SummaryPrompts = field(init=False, repr=False, compare=False)
     summary_tokens: int = 1024
     """Budget of a summary."""
@@ -96,7 +113,7 @@ class WithSummary(ToolAgentPolicy):
     def admit(self, problem: Problem, codec: Codec) -> None:
         """Reject, at load, a problem without room for a turn after a summary."""
         ToolAgentPolicy.admit(self, problem, codec)
-        if chat_pieces(codec).to_user is None:
+        if self.pieces(codec).to_user is None:
             raise ModelError("the model's chat template allows no user message after tool results: summaries need one")
         length = len(self.resumed(problem, (0,) * self.summary_tokens, codec).ids())
         if length + self.turn_tokens > self.context_tokens:
@@ -109,7 +126,7 @@ class WithSummary(ToolAgentPolicy):
     def resumed(self, problem: Problem, summary: Sequence[int], codec: Codec) -> History:
         template = self.template(codec, self.texts.user_summary, ("question", "summary"))
         values = {"question": codec.encode(problem.question), "summary": summary}
-        return History(chat_pieces(codec), template.fill(values))
+        return History(self.pieces(codec), template.fill(values))
 
     def full(self, episode: ToolEpisode) -> bool:
         """Whether no room for a turn is left."""
@@ -147,7 +164,7 @@ class SummaryPolicy(WithSummary):
     def _sifted(self, completion: Completion, history: History, episode: ToolEpisode) -> list[int]:
         """[T] the next summary."""
         codec = episode.model.codec
-        summary = without_thinking(completion.token_ids, codec, chat_pieces(codec).generation)
+        summary = without_thinking(completion.token_ids, codec, self.pieces(codec).generation)
         if self.grounded != "off":
             results = [result.ids for result in history.results() if result.id not in episode.errors]
             sources = [*results, episode.summary]
@@ -203,8 +220,8 @@ class CompactionPolicy(WithSummary):
         episode.model.event(SummedUp(len(episode.summary), codec.decode(episode.summary), len(recent)))
 
     def _cut(self, episode: ToolEpisode, exchange: Exchange) -> list[str]:
-        calls = self.calls(exchange.reply, episode.model.codec)
-        names = {(one.start, one.end): _line(one) for one in calls if isinstance(one, ToolCall)}
+        calls = self.found(exchange.reply, episode.model)
+        names = {(one.start, one.end): _line(one) for one in calls if not isinstance(one, Malformed)}
         texts = zip(exchange.results, self._texts(episode, exchange), strict=True)
         return [f"{names.get(result.call, '')}: {text[: self.result_chars]}" for result, text in texts]
 
@@ -219,12 +236,16 @@ class CompactionPolicy(WithSummary):
         return [decode(one.ids, control=False).removeprefix(self.shown(one.id, "")) for one in exchange.results]
 
 
-def _line(call: ToolCall) -> str:
+def _line(call: ToolCall | Action) -> str:
     """
-    >>> _line(ToolCall("search", {"query": "Alice"}, 0, 9))
-    'search(Alice)'
+    >>> _line(ToolCall("search", {"query": "Alice"}, 0, 9)), _line(Action("go north", 0, 8))
+    ('search(Alice)', 'go north')
     """
-    return f"{call.name}({', '.join(' '.join(str(value).split()) for value in call.arguments.values())})"
+    return (
+        call.text
+        if isinstance(call, Action)
+        else f"{call.name}({', '.join(' '.join(str(value).split()) for value in call.arguments.values())})"
+    )
 
 
 _NAMED = re.compile(r"\b(?:[^\W\d_a-z]\w*|\d[\d.,]*\d|\d)")

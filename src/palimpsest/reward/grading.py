@@ -43,7 +43,7 @@ from palimpsest.reward.answer_match import (
 )
 from palimpsest.reward.custom_reward import Caller, CustomLayer, CustomReward, close, fault_of
 from palimpsest.reward.model_judge import Judge
-from palimpsest.reward.turn_rewards import FaithfulLayer, PassLayer, StateLayer
+from palimpsest.reward.turn_rewards import EnvironmentGrader, FaithfulLayer, PassLayer, StateLayer
 from palimpsest.text.codec import Codec
 from palimpsest.types import Grade, Problem, Trajectory
 
@@ -129,7 +129,7 @@ async def graded(grader: Grades, problem: Problem, trajectory: Trajectory) -> Gr
     """
     if problem.questions:
         return mean_grade(await all_of(graded(grader, *single) for single in by_question(problem, trajectory)))
-    if not problem.answers:
+    if not problem.answers and getattr(grader, "needs_gold", True):
         return Grade(None, reason=NO_GOLD)
     result = grader.grade(problem, trajectory)
     grade = await result if isawaitable(result) else result
@@ -150,6 +150,10 @@ class Reward:
 
     answer: Grades
     layers: tuple[Layer, ...] = ()
+
+    @property
+    def needs_gold(self) -> bool:
+        return getattr(self.answer, "needs_gold", True)
 
     async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
         """The grade of the answer, passed through the layers."""
@@ -219,6 +223,8 @@ def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
 
 def shipped_answer(config: RewardConfig, folder: Path | None = None) -> Grades:
     """The grader of answers under a shipped reward; `folder` stores a judge's verdicts."""
+    if config.name == "environment":
+        return EnvironmentGrader()
     if config.name == "final_answer":
         judge: AnswerJudge | None = Judge.open(config.judge, folder) if config.judge else None
         return FinalAnswerGrader(config.final_answer, judge)

@@ -34,10 +34,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 from statistics import fmean
 
 from palimpsest.config.reward import StateRewardConfig
-from palimpsest.events import PassEnded, of_type
+from palimpsest.events import EnvironmentStepped, PassEnded, of_type
 from palimpsest.metrics.memory_metrics import copy_fidelity
 from palimpsest.metrics.reading_trace import GroupTexts, ReadingTurn, readings
 from palimpsest.text.answer_normalization import fold, normalize, tokens
@@ -146,6 +147,33 @@ class StateLayer:
             turn_weights=weights,
             breakdown={**grade.breakdown, **means},
         )
+
+
+# ---- Rewards of an environment -------------------------------------------------------------------------------
+
+
+class EnvironmentGrader:
+    """`reward.name=environment`: the sum of an episode's rewards in its environment, and each as the turn's.
+
+    An episode that ran out of turns or context has those so far.
+    """
+
+    needs_gold = False
+
+    def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
+        if not trajectory.outcome.gradable:
+            return Grade(None, reason=trajectory.outcome.value)
+        turns = {turn.step: index for index, turn in enumerate(trajectory.turns)}
+        per_turn, info, invalid, steps = [0.0] * len(turns), dict[str, float](), 0.0, 0
+        for event in trajectory.events:
+            if isinstance(event.what, EnvironmentStepped):
+                steps += 1
+                per_turn[turns[event.before_turn - 1]] += event.what.reward
+                info |= {name: float(value) for name, value in event.what.info.items()}
+                invalid += event.what.info.get("invalid", 0.0)
+        score = fsum(per_turn)
+        counts = {"score": score, "steps": float(steps), "invalid": invalid}
+        return Grade(score, breakdown=info | counts, per_turn=tuple(per_turn))
 
 
 # ---- A reward counts less where the memory holds invented facts ----------------------------------------------

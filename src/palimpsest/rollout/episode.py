@@ -35,11 +35,22 @@ from palimpsest.errors import (
     nearest,
     raised_at,
 )
-from palimpsest.events import Event, PolicyFailed, PromptOverflowed, SamplerFailed, TimedOut, ToolFailed, What, as_event
+from palimpsest.events import (
+    EnvironmentFailed,
+    Event,
+    PolicyFailed,
+    PromptOverflowed,
+    SamplerFailed,
+    TimedOut,
+    ToolFailed,
+    What,
+    as_event,
+)
 from palimpsest.memory.policy import Answered, MemoryPolicy, ended
 from palimpsest.rollout.speculation import Ahead, Call, Guesses, Speculation
 from palimpsest.seeding import Key, derive_seed
 from palimpsest.text.codec import Codec
+from palimpsest.tools.environment import EnvironmentLost, OpenEnvironment
 from palimpsest.types import Completion, Outcome, Problem, SamplingParams, Span, Trajectory, Turn, spans_of
 
 # ---- Why an episode was lost ---------------------------------------------------------------------------------
@@ -51,8 +62,10 @@ def failure(trajectory: Trajectory) -> str | None:
     for what in whats:  # an episode survives errors of tools
         if isinstance(what, PolicyFailed):
             return _error_text(what.type, what.message) + (f" ({what.where})" if what.where else "")
-        if isinstance(what, SamplerFailed | PromptOverflowed | ToolFailed):
-            return _error_text(what.kind, what.message)
+        if isinstance(what, SamplerFailed | PromptOverflowed | EnvironmentFailed | ToolFailed):
+            return _error_text(what.kind, what.message) + (
+                f" ({where})" if (where := getattr(what, "where", "")) else ""
+            )
     return None
 
 
@@ -121,13 +134,15 @@ class Recorder:
         recorded: Sequence[Turn] = (),
         speculation: Speculation | None = None,
         shares_prefixes: bool = True,
+        environment: OpenEnvironment | None = None,
     ) -> None:
         """`key` names the episode; the draws of turn t are keyed by (*key, t). `roles`: the available roles.
         `recorded`: turns of the same episode from an earlier process, reused for the same prompts. `speculation`:
-        samples reads ahead. `shares_prefixes`: the policy's."""
+        samples reads ahead. `shares_prefixes`: the policy's. `environment`: the run's."""
         self.codec = codec
         self.max_context = sampler.max_context
         self.prepared: Any = None
+        self.environment = environment.episode(self.event) if environment else None
         self._sampler = sampler
         self._sampling = sampling
         self._key = key
@@ -400,6 +415,7 @@ async def play(
     on_token: OnToken | None = None,
     recorded: Sequence[Turn] = (),
     speculation: Speculation | None = None,
+    environment: OpenEnvironment | None = None,
 ) -> Trajectory:
     """Run one episode of `problem`; the seed of turn t is derive_seed(*key, problem.id, rollout, t).
 
@@ -419,6 +435,7 @@ async def play(
         recorded=recorded,
         speculation=speculation,
         shares_prefixes=policy.shares_prefixes,
+        environment=environment,
     )
     prepare = prepare or partial(policy.prepare, problem, codec)
     with speculation.episode() if speculation else nullcontext():
@@ -426,6 +443,8 @@ async def play(
             answered = await _ending(problem, policy, recorder, prepare, timeout_s)
         finally:
             recorder.close()
+            if recorder.environment is not None:
+                await recorder.environment.close()
     return Trajectory(
         problem_id=problem.id,
         group_id=group_id,
@@ -459,6 +478,9 @@ async def _ending(
         if isinstance(error, PromptTooLong):
             recorder.event(PromptOverflowed(str(error)))
             return Answered(None, Outcome.OUT_OF_CONTEXT)
+        if isinstance(error, EnvironmentLost):
+            recorder.event(EnvironmentFailed(str(error), error.where))
+            return Answered(None, Outcome.ENVIRONMENT_FAILED)
         if isinstance(error, SamplerError):
             return Answered(None, Outcome.SAMPLER_FAILED)  # every failed attempt is an event already
         if (

@@ -28,6 +28,7 @@ from palimpsest.rollout.speculation import Speculation
 from palimpsest.rollout.variant import Variant
 from palimpsest.seeding import Key
 from palimpsest.text.codec import Codec
+from palimpsest.tools.environment import OpenEnvironment
 from palimpsest.types import Grade, Group, Problem, Trajectory
 
 OnEpisode = Callable[[Trajectory, Grade], None]
@@ -53,6 +54,7 @@ class Player:
     """Replaces the policy in its share of the episodes."""
     roles: Roles = field(default_factory=dict)
     speculation: Speculation | None = None
+    environment: OpenEnvironment | None = None
 
     async def groups(
         self,
@@ -144,6 +146,7 @@ class Player:
             retries=self.retries,
             roles=self.roles,
             speculation=self.speculation,
+            environment=self.environment,
             prepare=prepared[1 if variant else 0],
         )
         return variant.marked(trajectory) if variant else trajectory

@@ -119,17 +119,20 @@ def chat_pieces(codec: Codec) -> ChatPieces:
             to_user=None if following is None else _encoded(codec, following[3]),
             after_user=() if following is None else _encoded(codec, following[4]),
         )
-    return _as_user_message(codec, generation)
+    return user_pieces(codec)
 
 
-def _as_user_message(codec: Codec, generation: Tokens) -> ChatPieces:
-    """Pieces for templates without a role for results: one user message contains all results of a reply."""
+@cached_on_codec
+def user_pieces(codec: Codec) -> ChatPieces:
+    """The pieces of a conversation in which one user message has all results of a reply. Raises ModelError."""
+    if not codec.has_template:
+        raise ModelError("the model has no chat template, which an agent needs: take an instruction model")
     around = _texts_around(codec, [_USER, _PLAIN, {"role": "user", "content": mark("one")}], ("user", "reply", "one"))
     if around is None:
         raise ModelError("the model's chat template renders neither tool messages nor a second user message")
     end, to_results = _ending(codec, around[2], plain=True)
     gap, last = _encoded(codec, "\n\n"), _encoded(codec, around[3])
-    return ChatPieces(generation, end, to_results, gap, last, frozenset(codec.stop_ids), gap, last)
+    return ChatPieces(_generation(codec), end, to_results, gap, last, frozenset(codec.stop_ids), gap, last)
 
 
 @cached_on_codec

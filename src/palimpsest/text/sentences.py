@@ -112,8 +112,8 @@ def flat(text: str) -> str:
     return folded.strip(" ")
 
 
-_GROUP = r"(?:(?<!\w)\d{1,3}(?: \d{3})+(?!\w)|\d+ (?:(?=\d+[/⁄]\d)|[¼-¾⅐-⅞↉])|\d\w*(?:(?<=\de)[-+−]\d+)?)"
-_JOINED = rf"{_GROUP}(?:[-.,:/^×*'’−–—٫٬．，：／⁄·]{_GROUP})*"
+_GROUP = r"(?:(?<!\w)\d{1,3}(?: \d{3})+(?!\w)|\d+ [¼-¾⅐-⅞↉]|\d\w*(?:(?<=\de)[-+−]\d+)?)"
+_JOINED = rf"(?:\d+ (?=\d+[/⁄]\d))?{_GROUP}(?:[-.,:/^×*'’−–—٫٬．，：／⁄·]{_GROUP})*"
 _DIGITS = rf"[-+−–±~<>≤≥=#$€£¥₹₩]*{_JOINED}"
 _MONTH = rf"(?:(?:{'|'.join(MONTHS)})(?!\w)|(?:{'|'.join(one for one in SHORT if SHORT[one] in MONTHS)})(?!\w)\.?)"
 _UNIT = "|".join((*(f"{one}(?:e?s)?" for one in (*UNITS, *SCALES)), *(one for one in SHORT if SHORT[one] in UNITS)))
@@ -165,13 +165,13 @@ def _is_mark(character: str) -> bool:
 def _cuts(whole: re.Pattern[str], text: str, edge: int) -> bool:
     if not _DIGIT.search(text, max(0, edge - 40), edge + 40):  # the usual case
         return False
-    starts, ends = _tokens(whole, text)
+    starts, ends = _tokens(whole.pattern, text)
     token = bisect_left(starts, edge) - 1
     return token >= 0 and edge < ends[token]
 
 
 @lru_cache(maxsize=64)
-def _tokens(whole: re.Pattern[str], text: str) -> tuple[list[int], list[int]]:
+def _tokens(whole: str, text: str) -> tuple[list[int], list[int]]:
     """Start and end of each token, in order."""
-    spans = [token.span() for token in whole.finditer(text)]
+    spans = [token.span() for token in re.finditer(whole, text)]
     return [start for start, _ in spans], [end for _, end in spans]

@@ -47,6 +47,7 @@ from palimpsest.runs.resume_rules import COMPUTED
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
+from palimpsest.tools.environment import OpenEnvironment
 from palimpsest.training.collect import Batch, Collector, why_ungraded
 from palimpsest.training.curriculum import Curriculum
 from palimpsest.training.optimizer_steps import Learnt, SkipWatch, learn
@@ -77,6 +78,7 @@ class Trainer:
     grader: Grades
     loggers: LoggerSet
     roles: Roles = field(default_factory=dict)
+    environment: OpenEnvironment | None = None
     contents: Mapping[str, Any] = field(default_factory=dict)
     """Digests of the data by use, `train` or `held_out`; a resume with other contents of `train` is rejected."""
     evaluate: Evaluate | None = None
@@ -108,6 +110,7 @@ class Trainer:
             timeout_s=train.episode_timeout_s,
             variant=build_variant(self.config),
             roles=self.roles,
+            environment=self.environment,
             speculation=Speculation.of(self.config.engine, self.learner.limits.concurrency, training=True),
         )
         self._collector = Collector(self.config, player, self.source, self.folder, self.loggers)
@@ -226,7 +229,11 @@ class Trainer:
         if self._silent and self._silent % SILENT_STEPS == 0:
             self.folder.warn(Note("no_signal", step=batch.step, steps=self._silent))
         searched = "rewards_unread" in self._warned  # the search reads every turn
-        if not searched and (unread := unread_rewards(batch.groups, self.config.credit)):
+        if (
+            not searched
+            and self.config.reward.name != "environment"
+            and (unread := unread_rewards(batch.groups, self.config.credit))
+        ):
             self._warn_once("rewards_unread", step=batch.step, **unread)
         if cut := int(batch.metrics.get("episode/documents_cut", 0)):
             self._warn_once("documents_cut", step=batch.step, episodes=cut)

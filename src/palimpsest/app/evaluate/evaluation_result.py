@@ -158,6 +158,10 @@ class Evaluation:
         }
 
 
+ACTED = ("won", "steps", "invalid")
+"""Metrics of episodes in an environment."""
+
+
 def _columns(name: str, summary: EvalSummary) -> dict[str, Any]:
     measures, drawn = summary.measures, summary.samples
     copied = measures.get("copy_fidelity")
@@ -173,7 +177,7 @@ def _columns(name: str, summary: EvalSummary) -> dict[str, Any]:
         f"pass@{drawn}": summary.pass_at.get(str(drawn)),
         "disagree": summary.disagreement,
         "abstention": summary.abstention and summary.abstention.accuracy.mean,
-        **{name: summary.metrics.get(name) for name in ("em", "f1", "sub_em")},
+        **{name: summary.metrics.get(name) for name in ("em", "f1", "sub_em", *ACTED)},
         "evidence kept": measures.get("evidence_retention"),
         "hallucinated": None if copied is None else 1.0 - copied,
         "dropped": measures.get("dropped_share"),

@@ -76,6 +76,7 @@ class Evaluator:
             roles=roles.samplers,
             episodes=episodes,
             speculation=self.speculation,
+            environment=roles.environment,
         )
         playing = play_entries(
             entries,

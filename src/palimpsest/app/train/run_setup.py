@@ -47,7 +47,7 @@ class Inputs:
     def of(cls, config: RunConfig) -> Inputs:
         """Read what `config` names and check it, except for the model."""
         policy = policy_checked(config)
-        source = build_source(config.data, config.seed, split="train")
+        source = build_source(config.data, config.seed, split="train", golds=config.environment is None)
         source.problems(step=0, count=config.train.batch_size)
         held_out, skipped = None, dict.fromkeys(rows_left_out(source))
         if config.train.eval_steps:
@@ -64,7 +64,7 @@ class Inputs:
         train: Iterable[Problem] = source.problems(step=0, count=config.train.batch_size)
         train = read.watching(source) if isinstance(source, FileSource) else train
         for problems in (train, held.watching(self.held_out or ())):
-            admit_all(self.policy, problems, codec, window, note)
+            admit_all(self.policy, problems, codec, window, note, config.environment)
         contents = {} if self.held_out is None else {"held_out": held.to_json()}
         return contents | ({"train": read.to_json()} if isinstance(source, FileSource | SearchFileSource) else {})
 
@@ -96,7 +96,11 @@ def open_setup(config: RunConfig, out: Path) -> Setup:
 def unearned(config: RunConfig, policy: MemoryPolicy) -> Iterator[str]:
     """Settings of reward and credit that the policy's episodes hardly or never earn, each with the reason."""
     name, reward = config.policy.name, config.reward
-    if policy.reward is not None and reward.name in KINDS["reward"].shipped.keys() - {policy.reward}:
+    if (
+        policy.reward is not None
+        and config.environment is None
+        and reward.name in KINDS["reward"].shipped.keys() - {policy.reward}
+    ):
         answer = f"the prompts of {name} ask for the answer form of {policy.reward}, unless yours differ"
         yield f"reward.name={reward.name}: {answer}"
     if name not in KINDS["policy"].shipped:

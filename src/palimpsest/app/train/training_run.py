@@ -207,6 +207,7 @@ async def _train_with_rewards(
         contents=setup.contents,
         grader=reward,
         roles=setup.roles.samplers,
+        environment=setup.roles.environment,
         loggers=build_loggers(config, folder, progress),
         evaluate=None if setup.held_out is None else _held_out(config, setup, reward.answer, setup.held_out),
         stop=stop,

@@ -116,8 +116,10 @@ class FileSource:
         seed: int = 0,
         reading: ReadOptions = AS_IT_IS,
         placing: Placing = ANYWHERE,
+        golds: bool = True,
     ) -> FileSource:
-        """Read and check files. Distractors come from whole files, regardless of `limit`, and from `reading.corpus`."""
+        """Read and check files. Distractors come from whole files, regardless of `limit`, and from `reading.corpus`.
+        `golds`: training needs one for every question."""
         skipped, ids, paths = list[str](), Counter[str](), paths_of(path)
         early = limit if documents is None else None
         store = DocumentStore()
@@ -132,6 +134,8 @@ class FileSource:
         records = tuple(record for read in files for record in read[:limit])
         named = ", ".join(map(str, paths))
         source = cls(named, records, paragraphs, documents, split, seed, placing, skipped=tuple(skipped), store=store)
+        if golds and split == "train":
+            refuse_ungraded(records)
         source._check()
         return source
 
@@ -168,9 +172,7 @@ class FileSource:
         return assemble(record, corpus=self.corpus, documents=self.documents, seed=self.seed, placing=self.placing)
 
     def _check(self) -> None:
-        """Raise at load the errors that `assemble` would raise during a run, and for ungraded training data."""
-        if self.split == "train":
-            refuse_ungraded(self.records)
+        """Raise at load the errors that `assemble` would raise during a run."""
         if self.documents is None:
             return
         for record in self.records:
@@ -332,22 +334,22 @@ class ProblemSource(Protocol):
         """
 
 
-def build_source(config: DataConfig, seed: int = 0, *, split: Split) -> ProblemSource:
+def build_source(config: DataConfig, seed: int = 0, *, split: Split, golds: bool = True) -> ProblemSource:
     """The source of a recipe with random draws keyed by `seed`. `eval` reads `val_files`, or `train_files` without
-    them. Raises DataError."""
+    them. `golds`: files of `train` have one for every question. Raises DataError."""
     name = config.train_files if split == "train" else config.val_files or config.train_files
     if isinstance(name, tuple):
-        return _of_files(config, name, split, seed)
+        return _of_files(config, name, split, seed, golds)
     if name == "synthetic":
         return SyntheticSource(config.synthetic, seed, split)
     if name == SYNTHETIC_SEARCH:
         return SyntheticSearchSource(config.search or SearchDataConfig(), seed, split)
     if not Path(name).suffix and not Path(name).exists() and (near := nearest(name, ("synthetic", SYNTHETIC_SEARCH))):
         raise DataError(f"{name}: neither a file nor a synthetic source{near}")
-    return _of_files(config, name, split, seed)
+    return _of_files(config, name, split, seed, golds)
 
 
-def _of_files(config: DataConfig, paths: Paths, split: Split, seed: int) -> ProblemSource:
+def _of_files(config: DataConfig, paths: Paths, split: Split, seed: int, golds: bool) -> ProblemSource:
     reading = reading_of(config)
     if config.search is not None:
         objectives = config.search.objectives
@@ -362,6 +364,7 @@ def _of_files(config: DataConfig, paths: Paths, split: Split, seed: int) -> Prob
         seed=seed,
         reading=reading,
         placing=Placing(config.order, config.min_distance),
+        golds=golds,
     )
     return replace(source, shuffle=config.shuffle)
 

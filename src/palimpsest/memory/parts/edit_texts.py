@@ -71,6 +71,15 @@ STANDARD = EditPrompts(
 SHORT = EditPrompts(**shared(tool_agent.SHORT), receipt="done", repeated=" same", rolled_back="full")
 """For the embedded model."""
 
+PLAY = EditPrompts(
+    **{**shared(tool_agent.PLAY), "result": STANDARD.result},
+    system_edit=_GUIDE,
+    receipt=STANDARD.receipt,
+    notice=STANDARD.notice,
+    rolled_back="Done, but what it showed has no room: free some of your context with an edit, then look again.",
+)
+PLAY_SHORT = EditPrompts(**shared(tool_agent.PLAY_SHORT), receipt="done", rolled_back="full")
+
 
 def blocks_of(call: ToolCall) -> list[str]:
     """The blocks that a call names, in its order."""

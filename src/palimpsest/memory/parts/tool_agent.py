@@ -1,9 +1,13 @@
-"""The loop of an agent that calls tools, and the prompts that such agents share.
+"""The loop of an agent that calls tools or acts in an environment, and the prompts that such agents share.
 
 docs/reference/policies.md describes the loop. The defaults of the limits and the structure of the prompts are from
 MemAct (arXiv 2510.12635) and its code; the wording is ours. Each result has a short id. The prompt set `standard` is
 for pretrained instruction models: a system message, then a user message with the question. `short` is for the embedded
 model: the question and the names of the tools, without schemas.
+
+The first observation of an environment (tools/environment.py) follows the question. The last line of a reply outside of
+its calls is the action, and its observation a result with an id. The prompt sets `play` and `play_short` are for
+environments; they show results as user messages.
 
 Guaranteed: malformed calls, calls in another format, unknown tools, bad arguments, time-outs, exceptions and calls
 beyond `parallel_calls` come back to the model as results with ids, are recorded as events, and end no episode; a prompt
@@ -18,8 +22,8 @@ import copy
 import json
 import re
 import string
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from palimpsest.errors import ConfigError, DataError, being_cancelled, nearest
@@ -28,7 +32,7 @@ from palimpsest.memory.parts.history import Exchange, History, Result, sampled_t
 from palimpsest.memory.parts.prompts import PromptSet, Slots, Wording, chosen
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_positive
 from palimpsest.seeding import keyed_random
-from palimpsest.text.chat import chat_pieces, described_tools, native_style, opening
+from palimpsest.text.chat import ChatPieces, chat_pieces, described_tools, native_style, opening, user_pieces
 from palimpsest.text.codec import Codec
 from palimpsest.text.template import Template, insert
 from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, calls_in
@@ -50,6 +54,8 @@ class ToolPrompts(PromptSet):
     result: Annotated[str, Slots("id", "text")] = "[id: {id}] {text}"
     error_chars: int = 400
     """Longest error message; the rest is cut off."""
+    results_as: Literal["tool", "user"] = "tool"
+    """Messages of results."""
     short_ids: bool = False
     """a, b, ..., z, xa, ..., the same for every problem, instead of six letters and digits by problem."""
 
@@ -71,11 +77,29 @@ SHORT = ToolPrompts(
     user="Problem: {question}\nTools: {tools}", schemas=False, result="[{id}] {text}", error_chars=80, short_ids=True
 )
 
+_PLAY = """You act in an environment, one step at a time. Think briefly if you need to, then give one command alone on \
+the last line of your reply. You read what it did and give the next one, until the task is done."""
+
+PLAY = ToolPrompts(system=_PLAY, user="{question}", results_as="user")
+
+PLAY_SHORT = replace(SHORT, user="{question}", results_as="user")
+
 
 # ---- The loop of an agent that calls tools -------------------------------------------------------------------
 
 
-Found = ToolCall | Malformed
+@dataclass(frozen=True, slots=True)
+class Action:
+    """The action of a reply: its characters [start, end) are `text`, a line outside of the calls."""
+
+    text: str
+    start: int
+    end: int
+    name: ClassVar[str] = "act"
+    """The tool in events."""
+
+
+Found = ToolCall | Malformed | Action
 
 _TOOLS = re.compile(r"(?<!\{)\{tools\}")
 
@@ -122,6 +146,8 @@ class ToolEpisode:
     """Evidence of readers, in order of its first discovery."""
     readers: list[int] = field(default_factory=list)
     """Turns of readers (`Completion.turn`)."""
+    latest: str = ""
+    """The latest observation of the environment."""
 
     def tokens_of(self, call: ToolCall) -> Span:
         """The tokens of a call in the latest reply."""
@@ -132,9 +158,15 @@ class ToolEpisode:
 class ToolAgentPolicy(MemoryPolicy):
     """Options, with MemAct's published defaults; lengths in tokens unless the name says otherwise."""
 
-    prompt_sets: ClassVar[Mapping[str, ToolPrompts]] = {"standard": STANDARD, "short": SHORT}
+    prompt_sets: ClassVar[Mapping[str, ToolPrompts]] = {
+        "standard": STANDARD,
+        "short": SHORT,
+        "play": PLAY,
+        "play_short": PLAY_SHORT,
+    }
     reads_documents: ClassVar[bool] = False
     """It finds information with its tools."""
+    acts: ClassVar[bool] = True
     reward: ClassVar[str] = "final_answer"
     """Reads the answer form of its prompts."""
     tools: Mapping[str, Mapping[str, Any] | None] = field(default_factory=lambda: {"search": {}})
@@ -156,7 +188,8 @@ class ToolAgentPolicy(MemoryPolicy):
     tool_timeout_s: float = 30.0
     """Seconds per call; a slower one comes back as an error."""
     prompts: str | Mapping[str, Any] = "standard"
-    """`standard`, `short` for the embedded model, or a YAML file of texts (docs/how-to/custom-policy.md)."""
+    """`standard`, `short` for the embedded model, `play` and `play_short` for environments, or a YAML file of texts
+    (docs/how-to/custom-policy.md)."""
     texts: ToolPrompts = field(init=False, repr=False, compare=False)
     """The texts that `prompts` selects."""
     built: tuple[Tool, ...] = field(init=False, repr=False, compare=False)
@@ -211,9 +244,19 @@ class ToolAgentPolicy(MemoryPolicy):
         schemas = {spec.name: spec.parameters for spec in self.specs}
         return calls_in(sampled_text(reply, codec), self.style(codec), schemas)
 
+    def found(self, reply: Sequence[int], model: Model) -> tuple[Found, ...]:
+        """`calls`, and after them the action, if there is an environment."""
+        calls = self.calls(reply, model.codec)
+        if model.environment is None:
+            return calls
+        return (*calls, *_action(sampled_text(reply, model.codec), calls))
+
+    def pieces(self, codec: Codec) -> ChatPieces:
+        return chat_pieces(codec) if self.texts.results_as == "tool" else user_pieces(codec)
+
     def begin(self, problem: Problem, codec: Codec) -> History:
         opening = self.template(codec, self.messages()[1]).fill({"question": codec.encode(problem.question)})
-        return History(chat_pieces(codec), opening)
+        return History(self.pieces(codec), opening)
 
     def result_id(self, problem: Problem, number: int) -> str:
         """The id of an episode's result number 0, 1, ...: the same in every rollout, so that prompts are shared."""
@@ -243,19 +286,25 @@ class ToolAgentPolicy(MemoryPolicy):
     # --- the loop ----------------------------------------------------------------------------------------------
 
     async def run(self, problem: Problem, model: Model) -> Answered:
-        """Run until a reply has no call, or a limit is reached."""
+        """Run until a reply has no call, the environment is done, or a limit is reached."""
         self.admit(problem, model.codec)
+        environment = model.environment
+        if environment is not None:
+            shown = self.cut(await environment.reset(problem))
+            problem = replace(problem, question=f"{problem.question}\n\n{shown}".strip())
         episode = ToolEpisode(problem, model, self.begin(problem, model.codec))
         while episode.turns < self.max_turns:
             await self.make_room(episode)
             completion = await self.generate(episode, episode.history.ids(), "act", self.turn_tokens)
             if completion is None:
                 return Answered(None, Outcome.OUT_OF_CONTEXT)
-            calls = self.calls(completion.token_ids, model.codec)
-            if not calls:
+            calls = self.found(completion.token_ids, model)
+            if not calls and environment is None:
                 return self.answered(completion, episode)
-            if episode.turns < self.max_turns:  # no turn would see the results
+            if environment is not None or episode.turns < self.max_turns:  # otherwise no turn would see the results
                 await self.answer_calls(episode, completion, calls)
+            if environment is not None and environment.done:
+                return Answered(episode.latest)
         return Answered(None, Outcome.OUT_OF_TURNS)
 
     async def make_room(self, episode: ToolEpisode) -> None:
@@ -292,6 +341,8 @@ class ToolAgentPolicy(MemoryPolicy):
 
     def immediate_result(self, episode: ToolEpisode, call: Found, number: int) -> Said | None:
         """The answer to a call that needs no tool; otherwise None."""
+        if isinstance(call, Action):
+            return None if call.text else Said("no action: end with a command alone on the last line", "no_action")
         if isinstance(call, Malformed):
             return Said(call.reason, "unreadable" if call.unread else "malformed")
         if number >= self.parallel_calls:
@@ -306,7 +357,11 @@ class ToolAgentPolicy(MemoryPolicy):
         return None if fault is None else Said(fault, "bad_arguments")
 
     async def ask(self, episode: ToolEpisode, call: Found) -> Said:
-        """The answer to a valid call, from its tool."""
+        """The answer to a valid call, from its tool or the environment."""
+        if isinstance(call, Action):
+            assert episode.model.environment is not None
+            episode.latest = self.cut((await episode.model.environment.step(call.text)).observation)
+            return Said(episode.latest)
         assert isinstance(call, ToolCall)
         tool = next(tool for tool in self.built if tool.spec.name == call.name)
         limit = asyncio.timeout(self.tool_timeout_s)
@@ -338,7 +393,7 @@ class ToolAgentPolicy(MemoryPolicy):
     def _result(self, episode: ToolEpisode, call: Found, answer: Said) -> Result:
         result_id = self.result_id(episode.problem, episode.results)
         episode.results += 1
-        text, name = answer.text, call.name if isinstance(call, ToolCall) else None
+        text, name = answer.text, None if isinstance(call, Malformed) else call.name
         if answer.error is not None:
             episode.errors.add(result_id)
             text = "error: " + " ".join(text.split())[: self.texts.error_chars]
@@ -347,11 +402,27 @@ class ToolAgentPolicy(MemoryPolicy):
         return Result(result_id, ids, (call.start, call.end))
 
     def record(self, episode: ToolEpisode, call: Found, answer: Said, about: Mapping[str, Any]) -> None:
-        if answer.error is None and isinstance(call, ToolCall):
+        if answer.error is None and not isinstance(call, Malformed):
             episode.tool_calls += 1
-            episode.model.event(ToolCalled(**about, arguments=dict(call.arguments)))
+            arguments = {"action": call.text} if isinstance(call, Action) else dict(call.arguments)
+            episode.model.event(ToolCalled(**about, arguments=arguments))
         else:
             episode.model.event(ToolFailed(str(answer.error), **about, message=answer.text[:400]))
+
+
+def _action(text: str, calls: Sequence[Found]) -> Iterator[Action]:
+    """The last line outside of the calls that is not blank; without one an empty action, unless there are calls.
+
+    >>> [(one.text, text[one.start:one.end]) for text in ("Left?\\n go  west \\n", "") for one in _action(text, [])]
+    [('go west', 'go  west'), ('', '')]
+    """
+    outside = "".join("\n" if any(one.start <= at < one.end for one in calls) else sign for at, sign in enumerate(text))
+    lines = [line for line in re.finditer(r"[^\n]+", outside) if line[0].strip()]
+    if not lines and not calls:
+        yield Action("", len(text), len(text))
+    for line in lines[-1:]:
+        start = line.start() + len(line[0]) - len(line[0].lstrip())
+        yield Action(" ".join(line[0].split()), start, line.start() + len(line[0].rstrip()))
 
 
 _SIGNS = "abcdefghijkmnpqrstuvwxyz23456789"

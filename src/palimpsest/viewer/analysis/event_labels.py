@@ -21,6 +21,8 @@ from typing import Any
 from palimpsest.events import (
     DocumentTruncated,
     EmptyMemoryKept,
+    EnvironmentFailed,
+    EnvironmentStepped,
     Event,
     ExchangesDropped,
     MemoryCut,
@@ -57,7 +59,7 @@ from palimpsest.viewer.analysis.episode_timeline import Story, TimelineStep
 
 
 STATES = {
-    "failed": "the sampler or the policy failed, or a time or window limit",
+    "failed": "the sampler, the policy or the environment failed, or a time or window limit",
     "malformed": "unreadable reply",
     "refused": "palimpsest rejected a prune",
     "tool error": "a tool call returned an error",
@@ -76,7 +78,7 @@ STATES = {
 }
 """States and their meaning, most severe first."""
 
-_FAILURES = SamplerFailed | TimedOut | PolicyFailed | PromptOverflowed
+_FAILURES = SamplerFailed | TimedOut | PolicyFailed | EnvironmentFailed | PromptOverflowed
 _MARKS: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("failed", lambda what: isinstance(what, _FAILURES)),
     ("malformed", lambda what: isinstance(what, ReplyMalformed)),
@@ -162,6 +164,8 @@ _DESCRIPTIONS: Mapping[type, Callable[[Any], str]] = {
     PastShown: lambda it: f"the next prompt contains the memory after section {ordinal(it.chunk)}",
     ReadingEnded: lambda it: f"reading ends after section {ordinal(it.chunk)}; {it.unread} unread",
     ToolCalled: _called,
+    EnvironmentStepped: lambda it: f"did {it.action!r}: reward {it.reward:g}{', the end' if it.done else ''}",
+    EnvironmentFailed: lambda it: f"the environment failed: {it.message}{it.where and f' ({it.where})'}",
     ToolFailed: lambda it: f"{it.tool or 'a call'} failed ({it.error}), result {it.id}: {it.message}",
     Pruned: lambda it: (
         f"{it.verb}: deleted {', '.join(it.deleted) or 'nothing'}; {it.context_tokens} tokens of the prompt remain"

@@ -179,6 +179,9 @@ class BatchSampler:
         self._forget()  # not in a `finally`: an abandoned task is destroyed at any later time
 
     async def _one_step(self) -> None:
+        if self.turns:
+            await _settle(_SETTLE_ROLES)  # episodes that waited for another of the turns before this one
+            self._incoming.sort(key=lambda request: request.params.seed)  # not by which of them waited longer
         dropped = {request for request, caller in self._callers.items() if caller.future.done()}
         arrivals = [request for request in self._incoming if request not in dropped]
         self._incoming = []
@@ -186,8 +189,7 @@ class BatchSampler:
             del self._callers[request]
         self._cancelled += len(dropped)
         self._deliver(await self._thread.run(self._batch.step, arrivals, dropped))
-        for _ in range(_SETTLE_ROLES if self.turns else _SETTLE):
-            await asyncio.sleep(0)
+        await _settle(_SETTLE_ROLES if self.turns else _SETTLE)
 
     def _stop(self, driver: asyncio.Task[None]) -> None:
         """Cancel `driver` and, since a task cancelled before its start notifies no one, the callers."""
@@ -229,6 +231,11 @@ class BatchSampler:
         self._callers.clear()
         self._incoming.clear()
         self._forget()
+
+
+async def _settle(turns: int) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
 
 
 class EmbeddedSampler(BatchSampler):

@@ -1,0 +1,145 @@
+"""TextWorld games (Côté et al. 2018, arXiv 1806.11532) as an environment.
+
+    palimpsest data textworld --family coins --games 20 --out games
+    environment: {name: textworld, options: {games: games}}
+
+A problem's `metadata.game` is a file of the folder `games`. The reward of a step is the gained share of the game's
+maximum score. `info`: won; invalid, 1 for a command that the game did not carry out.
+
+Games run in worker processes (textworld_worker.py), several in each: a game that hangs or crashes ends the episodes of
+its process, ungraded, and the next game starts a new process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from palimpsest.config.install_hints import install_line
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.tools import textworld_worker
+from palimpsest.tools.environment import Environment, Step
+from palimpsest.types import Problem
+
+_PATIENCE_S = 20.0
+
+
+class WorkerLost(Exception):
+    """A worker process ended or hung, or a game raised an error."""
+
+
+class GameWorker:
+    """A process that makes and plays games; any thread may call it."""
+
+    def __init__(self) -> None:
+        require_textworld()
+        self._lock = threading.Lock()
+        command = [sys.executable, "-P", textworld_worker.__file__]  # without its folder, where a textworld.py is
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def call(self, patience_s: float = _PATIENCE_S, **request: Any) -> dict[str, Any]:
+        """The answer to a request. Raises WorkerLost."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            try:
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+                ready, _, _ = select.select([self._process.stdout], [], [], patience_s)
+                line = self._process.stdout.readline() if ready else ""
+            except (OSError, ValueError):  # it ended, or was closed
+                line = ""
+            if not line:
+                self.close()
+                raise WorkerLost("the process of the game hangs or has ended")
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise WorkerLost(said["error"])
+        return said
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def require_textworld() -> None:
+    """Raise ConfigError unless TextWorld is installed."""
+    if importlib.util.find_spec("textworld") is None:
+        raise ConfigError(f"needs textworld: {install_line('textworld')}", key="environment.name", value="textworld")
+
+
+_WORKERS: dict[int, GameWorker] = {}
+_STARTING = threading.Lock()
+_NUMBERS = itertools.count()
+
+
+def _worker(number: int) -> GameWorker:
+    with _STARTING:
+        worker = _WORKERS.get(number)
+        if worker is None or not worker.alive:
+            worker = _WORKERS[number] = GameWorker()
+        return worker
+
+
+class TextWorldEnvironment(Environment):
+    """A game."""
+
+    def __init__(self, games: str = ".", commands: bool = False, workers: int = 2) -> None:
+        """`games`: folder of the problems' files; `commands`: list the valid commands after each observation;
+        `workers`: processes for all games."""
+        require_textworld()
+        if workers < 1:
+            raise ConfigError("must be at least 1", key="environment.options.workers", value=workers)
+        self.games, self.commands, self.workers = Path(games), commands, workers
+        self._game, self._score = next(_NUMBERS), 0
+        self._moves = 0
+        self._worker: GameWorker | None = None
+
+    def admit(self, problem: Problem) -> None:
+        self._path(problem)
+
+    def reset(self, problem: Problem) -> str:
+        path = self._path(problem)
+        self._worker = _worker(self._game % self.workers)
+        return self._shown(self._worker.call(reset=str(path), game=self._game))
+
+    def step(self, action: str) -> Step:
+        assert self._worker is not None
+        state = self._worker.call(step=action, game=self._game)
+        gained, self._score = state["score"] - self._score, state["score"]
+        invalid, self._moves = state["moves"] == self._moves, state["moves"]
+        info = {"won": float(state["won"]), "invalid": float(invalid)}
+        done = bool(state["won"] or state["lost"])
+        return Step(self._shown(state), gained / max(1, state["max_score"]), done, info)
+
+    def close(self) -> None:
+        if self._worker is not None and self._worker.alive:
+            self._worker.call(close=True, game=self._game)
+
+    def _path(self, problem: Problem) -> Path:
+        name = problem.metadata.get("game")
+        if not isinstance(name, str) or not (path := self.games / name).is_file():
+            raise DataError(
+                f"problem {problem.id}: metadata.game={name!r} is no file in environment.options.games={self.games}; "
+                "make games with palimpsest data textworld, and name their folder"
+            )
+        return path
+
+    def _shown(self, state: Mapping[str, Any]) -> str:
+        commands = "\nCommands: " + "; ".join(state["commands"]) if self.commands else ""
+        return f"{state['text']}{commands}"

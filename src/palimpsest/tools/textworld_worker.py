@@ -1,0 +1,108 @@
+"""A process that makes and plays TextWorld games: a JSON object per line in, one per line out.
+
+    {"make": PATH, "family": "coins", "difficulty": 4, "seed": 7}      -> {"objective": ..., "walkthrough": [...], ...}
+    {"reset": PATH, "game": 3}                                         -> state of game 3
+    {"step": "go west", "game": 3}                                     -> its next state
+    {"close": true, "game": 3}                                         -> {}
+
+An error is {"error": text}. It runs as a script, without the package, and ends with its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+FAMILIES = {"coins": "tw-coin_collector", "treasure": "tw-treasure_hunter", "cooking": "tw-cooking"}
+HARDEST = {"coins": 50, "treasure": 30, "cooking": 5}
+"""Greatest difficulty of a family."""
+_ROOMS = (1, 1, 6, 9, 12)  # of a cooking game, by difficulty
+_STATUS = re.compile(r"\s*>\s+-= [^\n]* =-\s*-?\d+/\d+\s*$")
+
+
+def settings(family: str, difficulty: int) -> dict[str, Any]:
+    """Settings of a TextWorld challenge.
+
+    coins: the coin is `difficulty` moves away, with as many rooms again beside the way. treasure: the level. cooking:
+    that many ingredients, some to be found, cut and cooked, in up to 12 rooms.
+    """
+    if family == "cooking":
+        chores = {"open": True, "cook": difficulty > 1, "cut": difficulty > 2, "drop": difficulty > 4}
+        rooms = {"go": _ROOMS[difficulty - 1], "take": (difficulty + 1) // 2, "recipe": difficulty}
+        return {**chores, **rooms, "recipe_seed": 0, "split": None}
+    return {"level": 100 + difficulty if family == "coins" else difficulty}
+
+
+def make(path: str, family: str, difficulty: int, seed: int) -> dict[str, Any]:
+    """Make the game in a file at `path`."""
+    import textworld
+    from textworld.challenges import CHALLENGES
+    from textworld.generator import compile_game
+
+    options = textworld.GameOptions()
+    options.seeds, options.path, options.force_recompile = seed, path, True
+    options.grammar.only_last_action = True  # the objective is not the way to it
+    values = settings(family, difficulty)
+    if family == "cooking":
+        values["recipe_seed"] = seed
+    game = CHALLENGES[FAMILIES[family]][1](values, options)
+    compile_game(game, options)
+    Path(path).with_suffix(".ni").unlink(missing_ok=True)
+    return {"objective": game.objective, "walkthrough": list(game.walkthrough), "most": game.max_score}
+
+
+def shown(text: str) -> str:
+    """An observation without the status line, blank lines and runs of blanks.
+
+    >>> shown("\\n-= Hall =-\\nA  hall.\\n\\n\\n>                  -= Hall =-0/1")
+    '-= Hall =-\\nA hall.'
+    """
+    lines = (" ".join(line.split()) for line in _STATUS.sub("", text).splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def state_of(state: Any, text: str) -> dict[str, Any]:
+    names = ("score", "max_score", "moves", "won", "lost")
+    return {"text": shown(text), "commands": state["admissible_commands"], **{name: state[name] for name in names}}
+
+
+def main() -> None:
+    """Answer requests until the end of the input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # prints of libraries must not mix with the answers
+    import textworld
+
+    wanted = dict.fromkeys(("description", "admissible_commands", "score", "max_score", "moves", "won", "lost"), True)
+    games: dict[int, Any] = {}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if path := request.get("make"):
+            return make(path, request["family"], request["difficulty"], request["seed"])
+        number = request["game"]
+        if path := request.get("reset"):
+            games[number] = textworld.start(path, textworld.EnvInfos(**wanted))
+            state = games[number].reset()
+            return state_of(state, state["description"])
+        if "step" in request:
+            state, _, _ = games[number].step(request["step"])
+            return state_of(state, state["feedback"])
+        if (game := games.pop(number, None)) is not None:
+            game.close()
+        return {}
+
+    for line in sys.stdin:
+        try:
+            said = answer(json.loads(line))
+        except Exception as error:  # noqa: BLE001  the parent reports it
+            said = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(said), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
