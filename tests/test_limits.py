@@ -93,7 +93,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "runs": (1790, 9),
     "servers": (3620, 16),
     "text": (3690, 15),
-    "tools": (700, 5),
+    "tools": (740, 6),
     "training": (2050, 11),
     "viewer": (5500, 24),
 }

@@ -137,7 +137,10 @@ KINDS: dict[str, PluginKind] = {
         "environment.name",
         "environment.options",
         "my_module:MyEnvironment",
-        {"textworld": "palimpsest.tools.textworld:TextWorldEnvironment"},
+        {
+            "textworld": "palimpsest.tools.textworld:TextWorldEnvironment",
+            "openenv": "palimpsest.tools.openenv:OpenEnvEnvironment",
+        },
         ("action",),
         "step",
         "palimpsest.tools.environment:Environment",

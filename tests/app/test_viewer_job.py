@@ -112,7 +112,7 @@ def test_a_log_holds_the_chosen_episodes_or_all(run: Path, tmp_path: Path) -> No
     ("message", "name", "options"),
     [
         ("expected a name that ends in", "out.pdf", {}),
-        ("expected a name that ends in", "out.jsonl", {}),
+        ("expected a name that ends in", "out.csv", {}),
         ("expected GROUP/ROLLOUT", "out.html", {"only": "3"}),
         ("names no episode", "out.html", {"only": ","}),
         ("no such episode", "out.html", {"only": "9/9"}),

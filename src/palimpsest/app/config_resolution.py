@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from palimpsest.config.data import GENERATED, Sources, listed
+from palimpsest.config.data import GENERATED, SEEDS, Sources, listed
 from palimpsest.config.engine import ALIKE, ClusterConfig, EmbeddedEngineConfig, SamplerConfig
 from palimpsest.config.load import (
     PROMPTS,
@@ -319,7 +319,7 @@ def evaluation_config(
         source = data if isinstance(data, tuple) else str(data or "synthetic")
         section |= {"train_files": source, "val_files": None, "documents": documents}
         section["corpus"] = None if corpus is None else str(corpus)
-        if source == "synthetic":
+        if source in ("synthetic", SEEDS):
             section["search"] = None
         if source in GENERATED:
             section |= {"format": None, "format_options": {}, "columns": {}, "shuffle": True}  # settings of files

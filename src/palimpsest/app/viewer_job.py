@@ -1,6 +1,7 @@
 """The viewer as a service, and as a file: one page, or a log for inspect.
 
     FILE.html    opens without a server
+    FILE.jsonl   ATIF, an episode per line
     FILE.eval    a log for `inspect view`; further policies and baselines have separate logs, FILE.NAME.eval
 
 Guaranteed: scores of an evaluation are those of samples.jsonl, of recorded and unrecorded episodes alike, with agent
@@ -25,7 +26,7 @@ from palimpsest.runs.folder_guard import free_file, refuse_inside
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.viewer_server import ViewerService
 from palimpsest.viewer.export.inline_page import MOST_BYTES, Content, EpisodeIndex, collect, page_files, single_page
-from palimpsest.viewer.export.inspect_log import inspect_logs
+from palimpsest.viewer.export.inspect_log import atif_lines, inspect_logs
 from palimpsest.viewer.records.sources import Library, Source
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 
@@ -51,8 +52,8 @@ def export(
     """Write the chosen part of the one run, evaluation or record in `paths` to `out`; logs of an evaluation's further
     policies and baselines go next to it. Raises ConfigError, RunError."""
     progress = progress or Silent()
-    if out.suffix not in (".html", ".eval"):
-        raise ConfigError(f"--export {out}: expected a name that ends in .html or .eval")
+    if out.suffix not in (".html", ".eval", ".jsonl"):
+        raise ConfigError(f"--export {out}: expected a name that ends in .html, .eval or .jsonl")
     library = Library(paths)
     refuse_inside(out, [source.path for source in library.sources()], "--export")
     if not force or out.is_dir():
@@ -61,6 +62,8 @@ def export(
     answers, chosen = ViewerApi(library, tokenizer=tokenizer), places(only)
     if out.suffix == ".html":
         made = [_page(answers, source, out, chosen, step)]
+    elif out.suffix == ".jsonl":
+        made = [atif_lines(answers, source, chosen, step)]
     else:
         made = inspect_logs(answers, source, chosen, step)
     return _written(out, made, force=force, progress=progress)

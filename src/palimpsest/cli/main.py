@@ -108,6 +108,7 @@ _COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     "Use": {
         "ask": (ask.ask, "Ask a question about files of any length."),
         "serve": (serve.serve, "Serve an agent behind an OpenAI-compatible API."),
+        "serve-openenv": (serve.serve_openenv, "Serve tasks as an OpenEnv environment."),
     },
 }
 for panel, commands in _COMMANDS.items():

@@ -19,6 +19,7 @@ from palimpsest.cli.options import (
     Port,
     ServerKeyEnv,
     Tokenizer,
+    print_line,
 )
 from palimpsest.errors import ConfigError
 from palimpsest.http_services import token_from
@@ -88,3 +89,28 @@ def serve(
     options = ServerOptions(request_log, ignore_unsupported, tuple(cors_origin or ()))
     service = Service(host, port, token, folder, drain_seconds, limits, served_model_name, options)
     serve_agent(agent, service, announce)
+
+
+# ---- palimpsest serve-openenv --------------------------------------------------------------------------------
+
+
+def serve_openenv(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file: policy, data, reward, tokenizer.")],
+    overrides: Overrides = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8500,
+    sessions: Annotated[int, SERVER(min=1, help="Episodes at the same time.")] = 64,
+) -> None:
+    """Serve a recipe's tasks as an OpenEnv environment, until SIGTERM.
+
+    Each prompt of the policy is an observation, and the action is the model's reply.
+
+    \b
+    Examples:
+      palimpsest serve-openenv memagent-quickstart
+      palimpsest serve-openenv memagent-7b data.train_files=train.parquet --port 8501
+    """
+    from palimpsest.config.load import load_recipe
+    from palimpsest.servers.task_server import Tasks, serve_tasks
+
+    serve_tasks(Tasks.open(load_recipe(recipe, overrides or ())), host, port, sessions, on_ready=print_line)

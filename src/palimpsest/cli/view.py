@@ -27,7 +27,10 @@ def view(
         str | None, typer.Option(help="Folder or hub id to decode episodes with; default: the run's.")
     ] = None,
     export: Annotated[
-        Path | None, OUTPUT(help="Write one file and exit: .html opens without a server, .eval is for inspect view.")
+        Path | None,
+        OUTPUT(
+            help="Write one file and exit: .html opens without a server, .eval is for inspect view, .jsonl is ATIF."
+        ),
     ] = None,
     episodes: Annotated[
         str | None, OUTPUT(metavar="GROUP/ROLLOUT,...", help="Episodes in the file; default: some wrong ones.")

@@ -13,7 +13,9 @@ from palimpsest.config.section import Strict, check_name
 from palimpsest.errors import nearest
 from palimpsest.plugin_kinds import KINDS
 
-GENERATED = ("synthetic", "synthetic_search")
+SEEDS = "seeds"
+"""The source of an environment that makes its own tasks."""
+GENERATED = ("synthetic", "synthetic_search", SEEDS)
 """Sources that generate their problems."""
 LONGEST = 100_000
 """Maximum number of chunks of a synthetic document."""
@@ -193,8 +195,8 @@ class CurriculumConfig(Strict):
 
 class DataConfig(Strict):
     train_files: Sources = "synthetic"
-    """`synthetic`, `synthetic_search`, a file of any known format, a folder of text files with questions,
-    `hub:owner/name@split`, or several of these as a list."""
+    """`synthetic`, `synthetic_search`, `seeds` for an environment that makes its tasks, a file of any known format, a
+    folder of text files with questions, `hub:owner/name@split`, or several of these as a list."""
     format: str | None = None
     """Format of files: a shipped format, or my_module:MyFormat; None: detected from the columns."""
     columns: Annotated[dict[str, str], BeforeValidator(columns_of)] = Field(default_factory=dict)

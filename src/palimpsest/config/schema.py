@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from palimpsest.config.data import DataConfig
+from palimpsest.config.data import SEEDS, DataConfig
 from palimpsest.config.engine import (
     COPIES,
     ClusterConfig,
@@ -48,7 +48,7 @@ class EnvironmentConfig(Strict):
     """A task that the agent acts in (docs/how-to/environments.md); `reward.name=environment` adds its rewards up."""
 
     name: str
-    """textworld, or my_module:MyEnvironment."""
+    """textworld, openenv, or my_module:MyEnvironment."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options; textworld: `games`, the folder of the games, and `commands`, to list the valid ones."""
     timeout_s: float = Field(30.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
@@ -338,6 +338,12 @@ class RunConfig(Strict):
             )
         check_served(self)
         check_cluster(self)
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_are_for_an_environment(self) -> RunConfig:
+        if SEEDS in (self.data.train_files, self.data.val_files) and self.environment is None:
+            raise ValueError(f"data.train_files={SEEDS} has no tasks without an environment: set environment.name")
         return self
 
 

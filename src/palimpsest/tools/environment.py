@@ -93,7 +93,7 @@ class OpenEnvironment:
     def build(self) -> Environment:
         """A new object. Raises ConfigError."""
         if not isinstance(plugins.load("environment", self.config.name), type):
-            message = "name a class: every episode gets an object of its own"
+            message = "name a class: every episode gets a new object"
             raise ConfigError(message, key="environment.name", value=self.config.name)
         built: Environment = plugins.build("environment", self.config.name, self.config.options)
         return built

@@ -28,7 +28,7 @@ _STATUS = re.compile(r"\s*>\s+-= [^\n]* =-\s*-?\d+/\d+\s*$")
 def settings(family: str, difficulty: int) -> dict[str, Any]:
     """Settings of a TextWorld challenge.
 
-    coins: the coin is `difficulty` moves away, with as many rooms again beside the way. treasure: the level. cooking:
+    coins: the coin is `difficulty` moves away, with as many more rooms next to the way. treasure: the level. cooking:
     that many ingredients, some to be found, cut and cooked, in up to 12 rooms.
     """
     if family == "cooking":

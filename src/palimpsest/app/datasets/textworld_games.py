@@ -41,7 +41,7 @@ class GameSet:
     """For training."""
     held_out: int = 8
     difficulty: Sequence[int] = (2, 3, 4)
-    """Of the games, in turn."""
+    """Difficulties of the games, in turn."""
     seed: int = 0
 
     def __post_init__(self) -> None:

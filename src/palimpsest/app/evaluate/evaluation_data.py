@@ -19,7 +19,7 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.app.python_objects import Problems, problems_of
-from palimpsest.config.data import DataConfig, SearchDataConfig, Sources, listed
+from palimpsest.config.data import SEEDS, DataConfig, SearchDataConfig, Sources, listed
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import with_keys
 from palimpsest.data.files.text_files import unpacked_name
@@ -87,6 +87,12 @@ def read_problems(
         files = ", ".join(listed(source))
         takes = "search takes objectives (--objectives)" if searched else f"{files} takes documents (--documents)"
         raise ConfigError(f"chunks={','.join(map(str, chunks))}: sets the length of synthetic documents; {takes}")
+    if source == SEEDS:
+        return {
+            part(SEEDS): build_source(config.data, config.seed, split="eval").problems(
+                step=0, count=limit or DRAWN_PROBLEMS
+            )
+        }
     if searched:
         search = config.data.search or SearchDataConfig()
         # a file uses all: its limit counts rows

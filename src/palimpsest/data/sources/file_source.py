@@ -25,7 +25,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, overload
 
-from palimpsest.config.data import DataConfig, SearchDataConfig
+from palimpsest.config.data import GENERATED, SEEDS, DataConfig, SearchDataConfig
 from palimpsest.data.assemble import ANYWHERE, Corpus, Placing, assemble, check_fixed, room
 from palimpsest.data.formats.custom_format import DataFormat, custom_format
 from palimpsest.data.formats.problem_files import (
@@ -44,7 +44,7 @@ from palimpsest.data.synthetic.search_problems import SyntheticSearchSource
 from palimpsest.errors import DataError, nearest
 from palimpsest.notes import Note
 from palimpsest.plugin_kinds import KINDS
-from palimpsest.seeding import keyed_random
+from palimpsest.seeding import derive_seed, keyed_random
 from palimpsest.text.display_text import counted
 from palimpsest.types import Problem, Question
 
@@ -334,6 +334,21 @@ class ProblemSource(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class SeedSource:
+    """Endless problems that are only a seed, `metadata.reset.seed`: even ones for training, odd ones for evaluation."""
+
+    seed: int
+    split: Split
+
+    def problems(self, *, step: int, count: int, round: int = 0, size: int | None = None) -> list[Problem]:
+        """`count` problems for (step, round)."""
+        training = self.split == "train"
+        start = derive_seed(self.seed, SEEDS, step, round) if training else step * count
+        seeds = [2 * ((start + i) % (1 << 30)) + (not training) for i in range(count)]
+        return [Problem(f"seed-{seed}", metadata={"reset": {"seed": seed}}) for seed in seeds]
+
+
 def build_source(config: DataConfig, seed: int = 0, *, split: Split, golds: bool = True) -> ProblemSource:
     """The source of a recipe with random draws keyed by `seed`. `eval` reads `val_files`, or `train_files` without
     them. `golds`: files of `train` have one for every question. Raises DataError."""
@@ -344,7 +359,9 @@ def build_source(config: DataConfig, seed: int = 0, *, split: Split, golds: bool
         return SyntheticSource(config.synthetic, seed, split)
     if name == SYNTHETIC_SEARCH:
         return SyntheticSearchSource(config.search or SearchDataConfig(), seed, split)
-    if not Path(name).suffix and not Path(name).exists() and (near := nearest(name, ("synthetic", SYNTHETIC_SEARCH))):
+    if name == SEEDS:
+        return SeedSource(seed, split)
+    if not Path(name).suffix and not Path(name).exists() and (near := nearest(name, GENERATED)):
         raise DataError(f"{name}: neither a file nor a synthetic source{near}")
     return _of_files(config, name, split, seed, golds)
 

@@ -31,6 +31,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
 from palimpsest.text.json_text import storable, to_json
 from palimpsest.types import Group, StopReason, Turn
+from palimpsest.viewer.export.atif import atif
 from palimpsest.viewer.export.inline_page import Content, EpisodeIndex, check_places, chosen_step, left_out
 from palimpsest.viewer.records import recorded_episodes as records
 from palimpsest.viewer.records.run_status import Status
@@ -56,7 +57,7 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
     steps = answers.get(f"/api/runs/{source.key}/steps")
     recorded, notes, evaluated = list[Recorded](), list[str](), source.kind is SourceKind.EVALUATION
     if steps or only or step is not None or not evaluated:
-        recorded, notes = _recorded(answers, source, chosen_step(source, steps, step), only)
+        recorded, notes = recorded_episodes(answers, source, chosen_step(source, steps, step), only)
         notes += [f"only step {step or steps[-1]} has episodes here"] if len(steps) > 1 else []
     episodes: list[Episode] = [(sample_of(*episode), episode) for episode in recorded]
     if evaluated:
@@ -80,9 +81,19 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
     return [_log_of(answers, source, group, notes) for _, group in sorted(players.items(), key=itemgetter(0))]
 
 
-def _recorded(
+def atif_lines(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex], step: str | None) -> Content:
+    """Recorded episodes as ATIF, a line each. Raises ConfigError without any."""
+    steps = answers.get(f"/api/runs/{source.key}/steps")
+    recorded, notes = recorded_episodes(answers, source, chosen_step(source, steps, step), only)
+    codec, model = answers.decoders.of(source).codec, answers.facts.model(source) or "unknown"
+    data = b"".join(to_json(atif(group, index, codec, model)) + b"\n" for group, index in recorded)
+    return Content(data, len(recorded), notes)
+
+
+def recorded_episodes(
     answers: ViewerApi, source: Source, step: str | None, only: Sequence[EpisodeIndex]
 ) -> tuple[list[Recorded], list[str]]:
+    """Episodes of a record, and what was left out. Raises ConfigError without a record."""
     if step is None:
         raise ConfigError(f"--export: {source.name} has no record of episodes")
     index = answers.records.index(source, step)

@@ -1,0 +1,216 @@
+"""Tasks of a recipe as an OpenEnv environment: any trainer that plays one trains a memory agent on our tasks.
+
+    palimpsest serve-openenv memagent-quickstart
+
+Every prompt of the recipe's policy is an observation, and the action is the model's reply. The last observation has the
+recipe's reward, the outcome and the metrics. Prompts are chat messages, for any model: budgets in tokens count with the
+tokenizer of `model.path`.
+
+    reset(seed=7)                       {"messages": [...], "max_tokens": 64}
+    step({"text": "Anna lives ..."})    the next prompt, or {"done": true, "reward": 1.0, "metadata": {...}}
+
+Guaranteed: a session plays one episode at a time, with a policy of the recipe, unchanged; a new reset or the end of the
+connection ends the episode; the same seed gives the same problem. Sessions are bounded.
+Not covered: tokens and log-probabilities, which the trainer has; authentication, which OpenEnv lacks, so the server
+listens on loopback unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import uvicorn
+
+from palimpsest.agents.roles import OpenRoles, open_roles
+from palimpsest.config.install_hints import install_line
+from palimpsest.config.schema import RunConfig
+from palimpsest.data.sources.file_source import ProblemSource, build_source
+from palimpsest.engines.protocol import Sampler
+from palimpsest.errors import ConfigError
+from palimpsest.memory.policy import MemoryPolicy
+from palimpsest.memory.registry import admit_all, build_policy
+from palimpsest.reward.grading import Reward, build_reward
+from palimpsest.rollout.episode import play
+from palimpsest.servers.http_service import bound
+from palimpsest.text.chat import messages_of, neutral_codec
+from palimpsest.text.codec import Codec
+from palimpsest.types import Completion, Problem, SamplingParams, StopReason
+
+LONGEST = 1 << 20
+"""Characters of a reply that are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPrompt:
+    """The next prompt, or the end of the episode."""
+
+    messages: tuple[Mapping[str, str], ...] = ()
+    max_tokens: int = 0
+    """Budget of the reply."""
+    done: bool = False
+    reward: float | None = None
+    """Reward of the episode; None for an ungraded one."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """A recipe's policy, problems and reward."""
+
+    config: RunConfig
+    codec: Codec
+    policy: MemoryPolicy
+    source: ProblemSource
+    reward: Reward
+    roles: OpenRoles
+
+    @classmethod
+    def open(cls, config: RunConfig) -> Tasks:
+        """Raises ConfigError, DataError or ModelError."""
+        codec = neutral_codec(Codec.load(config.model))
+        policy = build_policy(config.policy)
+        source = build_source(config.data, config.seed, split="train", golds=config.environment is None)
+        admit_all(policy, source.problems(step=0, count=1), codec, 1 << 30, environment=config.environment)
+        return cls(config, codec, policy, source, build_reward(config.reward, codec), open_roles(config, codec))
+
+    def problem(self, seed: int) -> Problem:
+        return self.source.problems(step=seed, count=1)[0]
+
+
+class _Asking(Sampler):
+    """A sampler whose completions come from outside."""
+
+    max_context = 1 << 30
+    version = 0
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.asked: asyncio.Queue[tuple[Sequence[int], SamplingParams, asyncio.Future[str]]] = asyncio.Queue()
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **_: Any) -> Completion:
+        reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.asked.put_nowait((prompt_ids, params, reply))
+        ids = [*self.codec.encode((await reply)[:LONGEST]), self.codec.stop_ids[-1]]
+        reason = StopReason.STOP if len(ids) <= params.max_tokens else StopReason.LENGTH
+        ids = ids[: params.max_tokens]
+        return Completion(tuple(ids), (0.0,) * len(ids), reason)
+
+    def stream(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("the model is outside")
+
+    score = stats = stream
+
+
+class TaskSession:
+    """One episode after the other."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+        self._playing: asyncio.Task[Any] | None = None
+        self._sampler = _Asking(tasks.codec)
+        self._reply: asyncio.Future[str] | None = None
+        self._problem = Problem()
+
+    async def reset(self, seed: int = 0) -> TaskPrompt:
+        """Begin an episode of problem `seed`; returns its first prompt."""
+        await self.close()
+        tasks, self._sampler = self.tasks, _Asking(self.tasks.codec)
+        self._problem = tasks.problem(seed)
+        episode = play(
+            self._problem,
+            policy=tasks.policy,
+            sampler=self._sampler,
+            codec=tasks.codec,
+            sampling=tasks.config.sampling,
+            key=(tasks.config.seed, "served"),
+            group_id="served",
+            rollout=seed,
+            roles=tasks.roles.samplers,
+            environment=tasks.roles.environment,
+        )
+        self._playing = asyncio.create_task(episode)
+        return await self._next()
+
+    async def step(self, text: str) -> TaskPrompt:
+        """The prompt after the reply `text`, or the end. Raises ValueError without an episode."""
+        if self._reply is None:
+            raise ValueError("no episode: call reset first")
+        self._reply.set_result(text)
+        return await self._next()
+
+    async def close(self) -> None:
+        self._reply = None
+        if self._playing is not None:
+            self._playing.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await self._playing
+            self._playing = None
+
+    async def _next(self) -> TaskPrompt:
+        assert self._playing is not None
+        asked, self._reply = asyncio.ensure_future(self._sampler.asked.get()), None
+        await asyncio.wait({asked, self._playing}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            prompt, params, self._reply = asked.result()
+            return TaskPrompt(tuple(messages_of(prompt, self.tasks.codec)), params.max_tokens)
+        asked.cancel()
+        trajectory = self._playing.result()
+        grade = await self.tasks.reward.grade(self._problem, trajectory)
+        about = {"outcome": trajectory.outcome.value, "answer": trajectory.answer, "reason": grade.reason}
+        return TaskPrompt(done=True, reward=grade.value, metadata={**about, "metrics": dict(grade.breakdown)})
+
+
+def openenv_app(tasks: Tasks, sessions: int) -> Any:
+    """The FastAPI application of OpenEnv, with at most `sessions` sessions. Raises ConfigError without the package."""
+    try:
+        from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+    except ImportError:
+        raise ConfigError(f"serve-openenv needs openenv: {install_line('openenv')}") from None
+
+    class Reply(Action):  # type: ignore[misc]
+        text: str
+
+    class Prompt(Observation):  # type: ignore[misc]
+        messages: tuple[dict[str, str], ...] = ()
+        max_tokens: int = 0
+
+    class Served(Environment):  # type: ignore[misc]
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.session, self.about = TaskSession(tasks), State()
+
+        async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Prompt:
+            self.about = State(episode_id=episode_id)
+            return Prompt(**asdict(await self.session.reset(seed or 0)))
+
+        async def step_async(self, action: Reply, timeout_s: float | None = None, **_: Any) -> Prompt:
+            self.about.step_count += 1
+            return Prompt(**asdict(await self.session.step(action.text)))
+
+        def reset(self, *_: Any, **__: Any) -> Prompt:
+            raise NotImplementedError("the server calls reset_async and step_async")
+
+        step = reset
+
+        @property
+        def state(self) -> State:
+            return self.about
+
+    return create_fastapi_app(Served, Reply, Prompt, max_concurrent_envs=sessions, env_name="palimpsest")
+
+
+def serve_tasks(tasks: Tasks, host: str, port: int, sessions: int, *, on_ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM. Raises ConfigError for an address in use."""
+    app = openenv_app(tasks, sessions)
+    with bound(host, port) as taken:
+        taken.listen(1024)
+        address = f"[{host}]" if ":" in host else host
+        on_ready(f"http://{address}:{taken.getsockname()[1]}  an OpenEnv environment of {tasks.config.recipe}")
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws_max_size=4 * LONGEST))
+        asyncio.run(server.serve([taken]))
