@@ -47,6 +47,7 @@ WIDE = {
     "cli.ask.ask": "a command",
     "cli.datasets.build": "a command",
     "cli.datasets.ruler": "a command",
+    "cli.datasets.textworld": "a command",
     "cli.evaluate.evaluate": "a command",
     "cli.compare.probe": "a command",
     "cli.plan.plan": "a command",
@@ -93,8 +94,8 @@ BUDGET: dict[str, tuple[int, int]] = {
     "runs": (1790, 9),
     "servers": (3620, 16),
     "text": (3690, 15),
-    "tools": (740, 6),
-    "training": (2050, 11),
+    "tools": (790, 6),
+    "training": (2150, 11),
     "viewer": (5500, 24),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A package may exceed its lines by 5 % and have

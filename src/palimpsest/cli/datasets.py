@@ -279,30 +279,34 @@ def wiki(
 @app.command("textworld")
 def textworld(
     out: Out,
-    family: Annotated[str, typer.Option(help="coins, treasure or cooking.")] = "coins",
+    family: Annotated[str, typer.Option(help="notes, coins, treasure or cooking.")] = "notes",
     games: Annotated[int, typer.Option(min=1, help="Games for training.")] = 20,
-    held_out: Annotated[int, typer.Option(min=1, help="Games for evaluation, of other seeds.")] = 8,
+    held_out: Annotated[int, typer.Option(min=1, help="Games for evaluation, of each difficulty.")] = 8,
     difficulty: Annotated[
-        str, typer.Option(help="Moves to the coin, level of the treasure, or ingredients; one or several.")
-    ] = "2,3,4",
+        str, typer.Option(help="Moves to the goal, level of the treasure, or ingredients; one or several.")
+    ] = "4,8",
+    test_difficulty: Annotated[str | None, typer.Option(help="Difficulty for evaluation, if different.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the games.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Processes that make games.")] = 2,
     force: Force = False,
 ) -> None:
     """Make TextWorld games, as problems of environment.name=textworld.
 
-    Writes train.jsonl and test.jsonl, and the games they name. A game takes some seconds.
+    Writes train.jsonl, test-4.jsonl and so on, and the games they name. A game takes some seconds.
 
     \b
     Examples:
       palimpsest data textworld --out games
+      palimpsest data textworld --games 200 --difficulty 4,8 --test-difficulty 4,8,16,32 --out games
       palimpsest data textworld --family cooking --games 40 --difficulty 1,2 --out cooking
-      palimpsest eval models/mine --policy edit --data games/test.jsonl environment.name=textworld \\
+      palimpsest eval models/mine --policy edit --data games/test-4.jsonl environment.name=textworld \\
         environment.options.games=games reward.name=environment policy.options.prompts=play policy.options.tools={}
     """
     from palimpsest.app.datasets.textworld_games import GameSet, make_games
 
-    wanted = GameSet(family, games, held_out, numbers("--difficulty", "numbers", difficulty), seed)
+    levels = tuple(numbers("--difficulty", "numbers", difficulty))
+    tests = tuple(numbers("--test-difficulty", "numbers", test_difficulty)) if test_difficulty else ()
+    wanted = GameSet(family, games, held_out, levels, tests, seed)
     print_made(make_games(wanted, out=out, processes=processes, force=force, progress=Terminal()))
 
 

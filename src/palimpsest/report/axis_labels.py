@@ -135,6 +135,22 @@ QUESTIONS = AxisWords(
     samples="The agent's last memory, if it wrote one, and its answer on the first problems of the last size.",
 )
 
+MOVES = replace(
+    QUESTIONS,
+    key="moves",
+    one="move",
+    many="moves",
+    title="an agent trained on games of up to {trained}, tested on up to {last}",
+    table="Score by moves to the goal",
+    start="With {size}",
+    axis="moves to the goal",
+    alt="moves to the goal",
+    proportional="proportional to moves",
+    accuracy_caption="Score in held-out games, greedy decoding; bands are 95% intervals. Training had up to {trained}.",
+    samples="The agent's last memory, if it wrote one, and the end of the first games of the last size.",
+)
+"""For games, by the moves that they need."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:

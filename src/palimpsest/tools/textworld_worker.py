@@ -10,26 +10,38 @@ An error is {"error": text}. It runs as a script, without the package, and ends 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import re
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-FAMILIES = {"coins": "tw-coin_collector", "treasure": "tw-treasure_hunter", "cooking": "tw-cooking"}
-HARDEST = {"coins": 50, "treasure": 30, "cooking": 5}
+NOTES = "notes"
+FAMILIES = {NOTES: "", "coins": "tw-coin_collector", "treasure": "tw-treasure_hunter", "cooking": "tw-cooking"}
+HARDEST = {NOTES: 32, "coins": 50, "treasure": 30, "cooking": 5}
 """Greatest difficulty of a family."""
 _ROOMS = (1, 1, 6, 9, 12)  # of a cooking game, by difficulty
+_PLACES = str.split("""
+    Hall Study Cellar Attic Scullery Library Workshop Garage Vault Closet Gallery Kitchen Office Chapel Stable Tower
+    Bakery Garden Lobby Nursery Laundry Balcony Terrace Den Lounge Shed Barn Crypt Sauna Foyer Bedroom Canteen Studio
+""")
+"""Names of rooms; TextWorld replaces those that begin with P or I."""
+_THINGS = str.split("lamp coin key book cup hat pen ring rope bell")
+_CHOICES = 4
+_BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _STATUS = re.compile(r"\s*>\s+-= [^\n]* =-\s*-?\d+/\d+\s*$")
 
 
 def settings(family: str, difficulty: int) -> dict[str, Any]:
     """Settings of a TextWorld challenge.
 
-    coins: the coin is `difficulty` moves away, with as many more rooms next to the way. treasure: the level. cooking:
-    that many ingredients, some to be found, cut and cooked, in up to 12 rooms.
+    notes (ours): a note in the first room names one of several things in the last room, `difficulty` moves away;
+    taking another loses. coins: the coin is `difficulty` moves away, with as many more rooms next to the way.
+    treasure: the level. cooking: that many ingredients, some to be found, cut and cooked, in up to 12 rooms.
     """
     if family == "cooking":
         chores = {"open": True, "cook": difficulty > 1, "cut": difficulty > 2, "drop": difficulty > 4}
@@ -47,6 +59,8 @@ def make(path: str, family: str, difficulty: int, seed: int) -> dict[str, Any]:
     options = textworld.GameOptions()
     options.seeds, options.path, options.force_recompile = seed, path, True
     options.grammar.only_last_action = True  # the objective is not the way to it
+    if family == NOTES:
+        return make_notes(options, difficulty, random.Random(seed))
     values = settings(family, difficulty)
     if family == "cooking":
         values["recipe_seed"] = seed
@@ -54,6 +68,38 @@ def make(path: str, family: str, difficulty: int, seed: int) -> dict[str, Any]:
     compile_game(game, options)
     Path(path).with_suffix(".ni").unlink(missing_ok=True)
     return {"objective": game.objective, "walkthrough": list(game.walkthrough), "most": game.max_score}
+
+
+def make_notes(options: Any, length: int, rng: random.Random) -> dict[str, Any]:
+    """Make a game of the family `notes`, `length` moves long."""
+    import textworld
+    from textworld.generator import compile_game
+    from textworld.generator.game import Event, Quest
+
+    maker = textworld.GameMaker(options)
+    rooms = [maker.new_room(name) for name in rng.sample(_PLACES, length + 1)]
+    path, back = list[str](), ""
+    for room, following in itertools.pairwise(rooms):
+        way = rng.choice([side for side in _BACK if side != back])
+        maker.connect(getattr(room, way), getattr(following, _BACK[way]))
+        room.infos.desc = "Exits: " + ", ".join(sorted(filter(None, (way, back)))) + "."
+        path.append(way)
+        back = _BACK[way]
+    rooms[-1].infos.desc = f"Exits: {back}."
+    maker.set_player(rooms[0])
+    names = rng.sample(_THINGS, _CHOICES)
+    things = [maker.new(type="o", name=name) for name in names]
+    rooms[-1].add(*things)
+    note = maker.new(type="o", name="note")
+    note.infos.desc = f"The note says: take the {names[0]}."
+    rooms[0].add(note)
+    taken = [Event(conditions={maker.new_fact("in", thing, maker.inventory)}) for thing in things]
+    maker.quests = [Quest(win_events=taken[:1], fail_events=taken[1:])]
+    game = maker.build()
+    compile_game(game, options)
+    Path(options.path).with_suffix(".ni").unlink(missing_ok=True)
+    walkthrough = ["examine note", *(f"go {way}" for way in path), f"take {names[0]}"]
+    return {"objective": "Take what the note names.", "walkthrough": walkthrough, "most": game.max_score}
 
 
 def shown(text: str) -> str:

@@ -2,9 +2,9 @@
 
     OUT/games/coins-4-17.z8      game of a family, a difficulty and a seed
     OUT/train.jsonl              one row per game: its objective, its file, a way to win it
-    OUT/test.jsonl               games of other seeds
+    OUT/test-4.jsonl             games of other seeds; a file for each difficulty
 
-Guaranteed: the same settings give the same rows; no game is in both files, as seeds of training are even and held-out
+Guaranteed: the same settings give the same rows; no game is in two files, as seeds of training are even and held-out
 ones odd.
 Not covered: equal bytes of game files, in which the compiler writes the date.
 """
@@ -12,13 +12,14 @@ Not covered: equal bytes of game files, in which the compiler writes the date.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from palimpsest.config.schema import RunConfig
 from palimpsest.data.formats.problem_files import write_rows
 from palimpsest.data.set_manifest import write_manifest
 from palimpsest.errors import ConfigError, RunError, nearest
@@ -36,12 +37,15 @@ _TRIES = 5  # seeds of a game: some give a world that the generator can't build
 class GameSet:
     """The games to make. Raises ConfigError for an unknown family or difficulty."""
 
-    family: str = "coins"
+    family: str = "notes"
     games: int = 20
     """For training."""
     held_out: int = 8
-    difficulty: Sequence[int] = (2, 3, 4)
-    """Difficulties of the games, in turn."""
+    """For evaluation, of each difficulty."""
+    difficulty: tuple[int, ...] = (4, 8)
+    """Difficulties of the games for training, in turn."""
+    test_difficulty: tuple[int, ...] = ()
+    """Difficulties for evaluation; (): the same."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -49,38 +53,61 @@ class GameSet:
         if hardest is None:
             hint = f"{', '.join(FAMILIES)}{nearest(self.family, FAMILIES)}"
             raise ConfigError(f"--family {self.family}: choose one of {hint}")
-        if not self.difficulty or not 1 <= min(self.difficulty) <= max(self.difficulty) <= hardest:
+        named = (*self.difficulty, *self.test_difficulty)
+        if not self.difficulty or not 1 <= min(named) <= max(named) <= hardest:
             raise ConfigError(f"--difficulty: {self.family} has 1 to {hardest}; name one or several, e.g. 1,2")
+
+    @property
+    def files(self) -> Mapping[str, Sequence[int]]:
+        """Difficulty of each game by file."""
+        files = {"train": [self.difficulty[index % len(self.difficulty)] for index in range(self.games)]}
+        for difficulty in self.test_difficulty or self.difficulty:
+            files[f"test-{difficulty}"] = [difficulty] * self.held_out
+        return files
 
 
 def make_games(
     wanted: GameSet, *, out: Path, processes: int = 2, force: bool = False, progress: Progress | None = None
 ) -> Made:
-    """Write train.jsonl, test.jsonl and their games. Raises RunError if a game can't be made."""
+    """Write the files and their games. Raises RunError if a game can't be made."""
     shown, described = progress or Silent(), dict[str, dict[str, Any]]()
     with new_folder(out, force=force, progress=shown) as folder:
         (folder / "games").mkdir()
-        total = wanted.games + wanted.held_out
+        total = sum(map(len, wanted.files.values()))
         count = max(1, min(processes, total))
         with shown.count("games", total) as tick, ThreadPoolExecutor(count) as threads, _workers(count) as free:
 
-            def row(split: str, index: int) -> dict[str, Any]:
+            def row(split: str, index: int, difficulty: int) -> dict[str, Any]:
                 worker = free.pop()
                 try:
-                    return _row(worker, folder, wanted, split, index)
+                    return _row(worker, folder, wanted, split, index, difficulty)
                 finally:
                     free.append(worker)
                     tick()
 
-            for split, games in (("train", wanted.games), ("test", wanted.held_out)):
-                rows = threads.map(row, itertools.repeat(split, games), range(games))
+            for split, levels in wanted.files.items():
+                rows = threads.map(row, itertools.repeat(split), range(len(levels)), levels)
                 described[f"{split}.jsonl"] = {"problems": write_rows(folder / f"{split}.jsonl", rows)}
-        settings = asdict(wanted) | {"difficulty": list(wanted.difficulty)}
+        settings = asdict(wanted)
         seed = settings.pop("seed")
         edition = write_manifest(
             folder, made_by="palimpsest data textworld", seed=seed, described=described, settings=settings
         )
     return Made(out, edition, {name: entry["problems"] for name, entry in described.items()})
+
+
+QUICKSTART = GameSet(games=160, held_out=32, test_difficulty=(4, 8, 16, 32))
+"""The games of recipe textworld-quickstart."""
+
+
+def make_missing_games(config: RunConfig, progress: Progress) -> None:
+    """Make the games of textworld-quickstart, unless their folder exists."""
+    if config.recipe != "textworld-quickstart" or config.environment is None:
+        return
+    folder = Path(str(config.environment.options.get("games", "")))
+    if not folder.exists() and Path(str(config.data.train_files)).parent == folder:
+        progress.message(f"making TextWorld games in {folder}, once")
+        make_games(QUICKSTART, out=folder, progress=progress)
 
 
 @contextmanager
@@ -93,8 +120,7 @@ def _workers(count: int) -> Iterator[list[GameWorker]]:
             worker.close()
 
 
-def _row(worker: GameWorker, folder: Path, wanted: GameSet, split: str, index: int) -> dict[str, Any]:
-    difficulty = wanted.difficulty[index % len(wanted.difficulty)]
+def _row(worker: GameWorker, folder: Path, wanted: GameSet, split: str, index: int, difficulty: int) -> dict[str, Any]:
     about = {"family": wanted.family, "difficulty": difficulty}
     for attempt in range(_TRIES):
         drawn = derive_seed(wanted.seed, "textworld", wanted.family, difficulty, split, index, attempt) % (1 << 30)

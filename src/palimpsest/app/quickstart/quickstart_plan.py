@@ -1,14 +1,16 @@
 """Evaluation plan of a quickstart, from its configuration; the quickstart that the options of a call mean.
 
 The data determines the axis: documents of `synthetic` and contexts of files get longer, problems of `synthetic_search`
-have more questions. A point of the axis is a whole number, which names it in summary.json: a multiple of the planned
-training length, or a number of questions.
+have more questions, games need more moves. A point of the axis is a whole number, which names it in summary.json: a
+multiple of the planned training length, or a number of questions or moves. Games of 16 moves are in the file that is
+named as `data.val_files`, with 16 before its suffix.
 
 Guaranteed: invalid requests fail before any training.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,15 +28,16 @@ from palimpsest.app.config_resolution import (
 from palimpsest.config.data import GENERATED, LONGEST, SearchDataConfig
 from palimpsest.config.load import Overrides, quickstarts
 from palimpsest.config.schema import PolicyConfig, RunConfig
-from palimpsest.data.sources.file_source import build_source
+from palimpsest.data.sources.file_source import FileSource, build_source
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.runner import Entry
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.registry import build_policy, evaluated
-from palimpsest.report.axis_labels import DOCUMENTS, PARAGRAPHS, QUESTIONS, AxisWords
+from palimpsest.report.axis_labels import DOCUMENTS, MOVES, PARAGRAPHS, QUESTIONS, AxisWords
 from palimpsest.rollout.variant import policy_of
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.text.display_text import counted
+from palimpsest.tools.textworld_worker import HARDEST
 from palimpsest.types import Problem
 
 METHOD = "memagent"
@@ -65,6 +68,8 @@ class Grid:
     @cached_property
     def axis(self) -> AxisWords:
         """Axis of the evaluation."""
+        if self.config.environment is not None:
+            return MOVES
         found = {"synthetic": DOCUMENTS, "synthetic_search": QUESTIONS}
         return found.get(str(self.config.data.train_files), PARAGRAPHS)
 
@@ -84,6 +89,9 @@ class Grid:
         """The largest planned training size."""
         if self.axis is QUESTIONS:
             return max(self._search.objectives)
+        if self.axis is MOVES:
+            problems = FileSource.open(str(self.config.data.train_files), split="eval")
+            return max((int(one.metadata.get("difficulty", 1)) for one in problems), default=1)
         data = self.config.data
         if self.axis is PARAGRAPHS:
             assert data.documents is not None
@@ -97,6 +105,9 @@ class Grid:
         if self.axis is QUESTIONS:
             asked, most = asked or (2, 4, 6, 8), self._search.people
             fix = f"use numbers of questions from 1 to data.search.people={most}"
+        elif self.axis is MOVES:
+            asked, most = asked or (4, 8, 16, 32), max(HARDEST.values())
+            fix = f"use numbers of moves from 1 to {most}"
         else:
             asked, most = asked or (1, 16, 64, 256), LONGEST // self.planned
             fix = (
@@ -113,7 +124,7 @@ class Grid:
     def telling(self) -> int:
         """Point whose problems show whether a policy's budgets suffice: a longer document takes more turns, not larger
         ones, but the first prompt contains all questions."""
-        return (max if self.axis is QUESTIONS else min)(self.points)
+        return (min if self.axis.reads else max)(self.points)
 
     def size(self, point: int) -> int:
         """Size of a point's problems."""
@@ -122,7 +133,7 @@ class Grid:
     def count(self, point: int) -> int:
         """Number of the agent's problems at a point."""
         asked, budget = self.config.evaluation.problems, self.config.evaluation.chunk_budget
-        return asked if budget is None or self.axis is QUESTIONS else max(1, min(asked, budget // self.size(point)))
+        return asked if budget is None or not self.axis.reads else max(1, min(asked, budget // self.size(point)))
 
     def count_of(self, player: str, point: int) -> int:
         """Number of a player's problems at a point."""
@@ -134,7 +145,7 @@ class Grid:
     def _readings(self) -> dict[str, int]:
         """How often each player reads a section; 0 if the number of its turns does not grow with the size."""
         return {
-            name: build_policy(policy).readings if self.axis is QUESTIONS or "chunk_size" in policy.options else 0
+            name: build_policy(policy).readings if not self.axis.reads or "chunk_size" in policy.options else 0
             for name, policy in self.players.items()
         }
 
@@ -143,6 +154,8 @@ class Grid:
         data = self.config.data
         if self.axis is PARAGRAPHS:
             data = data.model_copy(update={"documents": self.size(point)})
+        if self.axis is MOVES:
+            data = data.model_copy(update={"val_files": re.sub(r"\d+(?=\.)", str(point), str(data.val_files))})
         source = build_source(data, self.config.seed, split="eval")
         return source.problems(step=0, count=self.count(point), size=self.size(point))
 
@@ -150,6 +163,7 @@ class Grid:
         """Cell of a player at a point."""
         data, unit = self.config.data, self.axis.key
         source = Path(str(data.val_files)).stem if self.axis is PARAGRAPHS else str(data.train_files)
+        source = str(self.config.environment.name) if self.config.environment else source
         return Cell(source, self.size(point), unit, player, baseline=player != self.agent)
 
     def entries(self, names: Sequence[str], index: int = 0, shards: int = 1) -> list[Entry]:
@@ -205,7 +219,8 @@ def resolve_quickstart(
 
 
 def _check(config: RunConfig) -> None:
-    if config.data.train_files not in GENERATED and not (config.data.documents and config.data.val_files):
+    documents = config.data.documents or config.environment
+    if config.data.train_files not in GENERATED and not (documents and config.data.val_files):
         raise ConfigError(
             f"data.train_files={config.data.train_files}: quickstart evaluates beyond the training length, so files "
             "need data.documents, the paragraphs of a training context, and data.val_files with held-out questions; "

@@ -29,6 +29,7 @@ from typing import Any
 
 from palimpsest.agents.roles import open_roles
 from palimpsest.app.config_resolution import QUICKSTART, Resume, on_embedded, resumable
+from palimpsest.app.datasets.textworld_games import make_missing_games
 from palimpsest.app.evaluate.evaluator import Evaluator, measures_of
 from palimpsest.app.python_calls import blocking, finish, suitable_progress
 from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart
@@ -131,7 +132,7 @@ async def quickstart_async(
 
     `quickstart` is an ordinary call and works in a notebook; `quickstart_async` is a coroutine.
 
-    - `method`: memagent (the default), rememr1, memact, parallel or lead
+    - `method`: memagent (the default), rememr1, memact, parallel, lead, edit or textworld
     - the others: as for `train`; the defaults are `seed` 0 and `out` runs/quickstart
 
     Raises ConfigError, DataError, ModelError or RunError with a message that names key, value and fix.
@@ -139,6 +140,7 @@ async def quickstart_async(
     shown, started = progress or suitable_progress(quiet=quiet), time.monotonic()
     run = resolve_quickstart(method, overrides, seed=seed, out=out, resume=resume)
     config, out = run.config, run.folder
+    await asyncio.to_thread(make_missing_games, config, shown)
     setup = await asyncio.to_thread(open_setup, config, out)
     _admit(config, setup)
     plan, origin = _plan(config), RunOrigin(QUICKSTART)
@@ -322,7 +324,13 @@ class Shard:
         engine = await asyncio.to_thread(open_engine, config, objective=None)
         grid, own = Grid(config), self.entries()
         for each in own:
-            admit_all(each.policy, each.problems, engine.codec, engine.sampler.max_context)
+            admit_all(
+                each.policy,
+                each.problems,
+                engine.codec,
+                engine.sampler.max_context,
+                environment=config.environment,
+            )
         reward = build_reward(config.reward, engine.codec, self.path.parent)
         roles = await asyncio.to_thread(open_roles, config, engine.codec, engine.sampler)
         measure = measures_of(config)
@@ -399,7 +407,8 @@ def _admit(config: RunConfig, setup: Setup) -> None:
     engine, grid = setup.engine, Grid(config)
     problems = grid.problems(grid.telling)
     for policy in (config.policy, *grid.others.values()):
-        admit_all(build_policy(policy), problems, engine.codec, engine.sampler.max_context)
+        world, most = config.environment, engine.sampler.max_context
+        admit_all(build_policy(policy), problems, engine.codec, most, environment=world)
 
 
 _SECONDS = {

@@ -39,6 +39,7 @@ from palimpsest.runs.resume_rules import Imitated, RunOrigin
 from palimpsest.runs.run_folder import RunFolder, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
+from palimpsest.tools.environment import OpenEnvironment
 from palimpsest.training.supervised.conversations import load_conversations
 from palimpsest.training.supervised.lessons import Lessons
 from palimpsest.training.supervised.scripted_episodes import EvidenceLessons, LeadLessons, ToolLessons
@@ -51,6 +52,7 @@ from palimpsest.training.supervised.supervised_loop import (
     fingerprint,
     read_trajectories,
 )
+from palimpsest.training.supervised.walkthroughs import WalkthroughLessons
 from palimpsest.types import Trajectory
 
 
@@ -197,12 +199,15 @@ SAVE_EVERY = 250
 _SUFFIX = f"-{COLD_START}"
 
 
+Examples = Lessons | EvidenceLessons | ToolLessons | LeadLessons | WalkthroughLessons
+
+
 class Drawn:
     """SFT examples of a cold start, drawn on first use: the first step and a resumed run start immediately."""
 
     def __init__(
         self,
-        lessons: Lessons | EvidenceLessons | ToolLessons | LeadLessons,
+        lessons: Examples,
         wanted: ColdStartConfig,
         check: Callable[[Sequence[Trajectory]], None],
     ) -> None:
@@ -248,8 +253,14 @@ async def run_cold_start(
 
 def build_lessons(
     config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec, window: int
-) -> Lessons | EvidenceLessons | ToolLessons | LeadLessons:
+) -> Examples:
     """SFT examples in the policy's form, for a model of `window` tokens. Raises ConfigError if none exist for it."""
+    if config.environment is not None:
+        source = build_source(config.data, config.seed, split="train", golds=False)
+        world = OpenEnvironment(config.environment)
+        return WalkthroughLessons(
+            policy, codec, world, lambda index: source.problems(step=index, count=1)[0], config.seed
+        )
     if config.data.train_files == "synthetic" and isinstance(policy, LeadPolicy):
         return LeadLessons(policy, codec, config.seed, config.data.synthetic.task)
     if config.data.train_files == "synthetic":

@@ -57,7 +57,7 @@ from palimpsest.events import Event, What, as_event
 from palimpsest.memory.edit import EditPolicy
 from palimpsest.memory.lead import LeadPolicy
 from palimpsest.memory.parts.tool_agent import ToolAgentPolicy
-from palimpsest.memory.policy import MemoryPolicy, Model, Teachable
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model, Teachable
 from palimpsest.memory.prune import PrunePolicy
 from palimpsest.memory.tool_baselines import SummaryPolicy
 from palimpsest.seeding import keyed_random
@@ -83,9 +83,16 @@ class Script(Model):
     def played(self, index: int) -> Trajectory:
         self.prepared = self.policy.prepare(self.problem, self.codec)
         with ThreadPoolExecutor(1) as thread:  # for callers inside an event loop
-            ended = thread.submit(asyncio.run, self.policy.run(self.problem, self)).result()
+            ended = thread.submit(asyncio.run, self._run()).result()
         turns, events = tuple(self.turns), tuple(self.events)
         return Trajectory(self.problem.id, f"lesson-{index}", 0, turns, ended.outcome, ended.text, events)
+
+    async def _run(self) -> Answered:
+        try:
+            return await self.policy.run(self.problem, self)
+        finally:
+            if self.environment is not None:
+                await self.environment.close()
 
     async def generate(
         self,
@@ -233,9 +240,13 @@ class Teacher(Script):
         self.max_context = self.policy.context_tokens
         edits = isinstance(self.policy, EditPolicy)
         self.fill = self.rng.uniform(*(EDIT_FILL if edits else FILL)) * self.policy.context_tokens
-        self.steps = list(plan(self.problem).steps)
         self.searched = 0
         self.kinds: list[str] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Read the problem."""
+        self.steps = list(plan(self.problem).steps)
 
     def reply(self, prompt_ids: Sequence[int], name: str, notes: Mapping[str, Any]) -> list[int]:
         text = self.codec.decode(prompt_ids)

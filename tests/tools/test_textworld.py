@@ -1,0 +1,124 @@
+"""TextWorld games: made, won by their walkthroughs, lost, in processes that may die. Needs the extra textworld."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from palimpsest.app.datasets.textworld_games import GameSet, make_games
+from palimpsest.config.schema import EnvironmentConfig, PolicyConfig
+from palimpsest.errors import ConfigError, DataError
+from palimpsest.events import EnvironmentStepped, Pruned, of_type
+from palimpsest.memory.registry import build_policy
+from palimpsest.tools import textworld
+from palimpsest.tools.environment import EnvironmentLost, OpenEnvironment
+from palimpsest.tools.textworld import TextWorldEnvironment
+from palimpsest.training.supervised.walkthroughs import WalkthroughLessons
+from palimpsest.types import Outcome, Problem
+from support.agents import base_codec
+
+pytest.importorskip("textworld", reason="needs the extra textworld")
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "games"
+    made = make_games(GameSet(games=2, held_out=1, difficulty=(3,), test_difficulty=(2, 32)), out=out)
+    assert made.problems == {"train.jsonl": 2, "test-2.jsonl": 1, "test-32.jsonl": 1}
+    return out
+
+
+def problems(games: Path, name: str = "train") -> list[Problem]:
+    rows = map(json.loads, (games / f"{name}.jsonl").read_text().splitlines())
+    return [Problem(row["id"], row["question"], (), None, row["metadata"]) for row in rows]
+
+
+@pytest.mark.parametrize("name", ["train", "test-2", "test-32"])
+def test_the_walkthrough_wins(name: str, games: Path) -> None:
+    problem = problems(games, name)[0]
+    game = TextWorldEnvironment(str(games))
+    first = game.reset(problem)
+    assert first.startswith("-= ")
+    assert "note" in first
+    *steps, last = [game.step(action) for action in problem.metadata["walkthrough"]]
+    game.close()
+    assert [(step.reward, step.done, step.info["invalid"]) for step in steps] == [(0.0, False, 0.0)] * len(steps)
+    assert (last.reward, last.done, last.info["won"]) == (1.0, True, 1.0)
+    thing = problem.metadata["walkthrough"][-1].split()[-1]
+    assert steps[0].observation == f"The note says: take the {thing}."
+
+
+def test_another_thing_loses_and_nonsense_is_invalid(games: Path) -> None:
+    problem = problems(games)[0]
+    *way, right = problem.metadata["walkthrough"]
+    game = TextWorldEnvironment(str(games), commands=True)
+    assert "Commands: examine note; " in game.reset(problem)
+    assert game.step("fly").info["invalid"] == 1.0
+    seen = [game.step(action) for action in way][-1].observation
+    commands = seen.rpartition("Commands: ")[2].split("; ")
+    wrong = next(one for one in commands if one.startswith("take ") and one != right)
+    lost = game.step(wrong)
+    assert (lost.reward, lost.done, lost.info["won"]) == (0.0, True, 0.0)
+
+
+def test_equal_actions_have_equal_observations(games: Path) -> None:
+    problem = problems(games)[1]
+
+    def played() -> list[Any]:
+        game = TextWorldEnvironment(str(games))
+        return [game.reset(problem), *(game.step(action) for action in ["look", *problem.metadata["walkthrough"]])]
+
+    assert played() == played()
+
+
+def test_a_process_that_dies_ends_its_episode_and_the_next_game_has_another(games: Path) -> None:
+    world = OpenEnvironment(EnvironmentConfig(name="textworld", options={"games": str(games), "workers": 1}))
+    problem = problems(games)[0]
+
+    async def lost() -> str:
+        episode = world.episode([].append)
+        await episode.reset(problem)
+        textworld._WORKERS[0]._process.kill()
+        with pytest.raises(EnvironmentLost):
+            await episode.step("look")
+        await episode.close()
+        again = world.episode([].append)
+        return await again.reset(problem)
+
+    assert asyncio.run(lost()).startswith("-= ")
+
+
+def test_a_problem_without_its_game_is_an_error(games: Path) -> None:
+    game = TextWorldEnvironment(str(games))
+    for metadata in ({}, {"game": "games/none.z8"}, {"game": 3}):
+        with pytest.raises(DataError, match=r"metadata\.game"):
+            game.admit(Problem("p", metadata=metadata))
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"family": "coin"}, {"difficulty": (0,)}, {"difficulty": (33,)}, {"test_difficulty": (99,)}]
+)
+def test_games_that_a_family_lacks_are_an_error(wanted: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        GameSet(**wanted)
+
+
+@pytest.mark.parametrize("policy", ["edit", "prune", "summary", "compaction", "tool_window"])
+def test_scripted_episodes_win_with_every_agent(policy: str, games: Path) -> None:
+    limits: dict[str, Any] = {"context_tokens": 320, "turn_tokens": 90, "tools": {}, "prompts": "play_short"}
+    more = {"tool_window": {"window_tokens": 90}, **{name: {"summary_tokens": 40} for name in ("summary", "compaction")}}
+    options = limits | more.get(policy, {})
+    world = OpenEnvironment(EnvironmentConfig(name="textworld", options={"games": str(games)}))
+    built = build_policy(PolicyConfig(name=policy, options=options))
+    listed = problems(games)
+    lessons = WalkthroughLessons(built, base_codec(), world, lambda index: listed[index % 2], 0)
+    drawn = [lessons.draw(index) for index in range(4)]
+    assert drawn[0] == lessons.draw(0)
+    assert {one.outcome for one in drawn} == {Outcome.ANSWERED}
+    rewards = [sum(step.reward for step in of_type(one.events, EnvironmentStepped)) for one in drawn]
+    assert rewards == [1.0] * 4
+    assert any(of_type(one.events, Pruned) for one in drawn) is (policy in ("edit", "prune"))
