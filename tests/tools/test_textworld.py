@@ -110,7 +110,8 @@ def test_games_that_a_family_lacks_are_an_error(wanted: dict[str, Any]) -> None:
 @pytest.mark.parametrize("policy", ["edit", "prune", "summary", "compaction", "tool_window"])
 def test_scripted_episodes_win_with_every_agent(policy: str, games: Path) -> None:
     limits: dict[str, Any] = {"context_tokens": 320, "turn_tokens": 90, "tools": {}, "prompts": "play_short"}
-    more = {"tool_window": {"window_tokens": 90}, **{name: {"summary_tokens": 40} for name in ("summary", "compaction")}}
+    summed = {"summary_tokens": 40}
+    more = {"tool_window": {"window_tokens": 90}, "summary": summed, "compaction": summed}
     options = limits | more.get(policy, {})
     world = OpenEnvironment(EnvironmentConfig(name="textworld", options={"games": str(games)}))
     built = build_policy(PolicyConfig(name=policy, options=options))

@@ -153,19 +153,21 @@ def check_engine(config: RunConfig) -> tuple[int | None, str]:
     return min(window, config.sampler.max_model_len or window), unchecked
 
 
-def layout_on(gpus: int, objective: Objective | None, overrides: Sequence[str] = ()) -> list[str]:
+def layout_on(
+    gpus: int, objective: Objective | None, overrides: Sequence[str] = (), *, key: str = "--gpus"
+) -> list[str]:
     """Overrides for `gpus` GPUs of this machine: a learner rank on each; for `objective` None a vLLM server, or a copy
     of the embedded sampler without vLLM or with sampler.name=embedded in `overrides`.
 
-    Raises ConfigError if this process sees fewer.
+    Raises ConfigError, which names `key`, if this process sees fewer.
     """
     from palimpsest.engines.embedded.compute import gpus_but
     from palimpsest.engines.vllm.server_process import on_cpu
 
     names = gpus_but(())
     if (there := len(names)) < gpus:
-        fix = f"give --gpus {there}" if there else "omit it to compute on the CPU"
-        raise ConfigError(f"--gpus {gpus}: this process sees {there} GPUs; {fix}, or set CUDA_VISIBLE_DEVICES")
+        fix = f"give {key} {there}" if there else "omit it to compute on the CPU"
+        raise ConfigError(f"{key} {gpus}: this process sees {there} GPUs; {fix}, or set CUDA_VISIBLE_DEVICES")
     if gpus == 1:
         return []
     if objective is None and "sampler.name=embedded" not in overrides and names[-1].isdecimal():

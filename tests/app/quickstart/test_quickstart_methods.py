@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,19 @@ def test_a_report_of_search_problems_speaks_of_questions(tmp_path: Path) -> None
         assert word not in html.partition("<body>")[2].partition("<summary>Configuration")[0]
     assert "With 8 questions it is 0.0%" in lead(matches)
     assert "Training ended before its problems reached 8 questions" in lead(matches)
+
+
+def test_games_of_each_size_are_in_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, moves in (("train", (4, 8)), ("test-4", (4, 4)), ("test-16", (16, 16))):
+        rows = [{"id": f"{name}-{at}", "question": "q", "metadata": {"difficulty": n}} for at, n in enumerate(moves)]
+        path = tmp_path / "games" / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps({**row, "answers": []}) + "\n" for row in rows))
+    plan = grid("textworld", "evaluation.sizes=[4,16]")
+    assert (plan.planned, plan.points, plan.telling) == (8, (4, 16), 16)
+    assert [problem.id for problem in plan.problems(16)] == ["test-16-0", "test-16-1"]
+    assert plan.cell("edit", 16).part == "textworld, 16 moves"
+    assert len(plan.entries(["edit"])) == 2
+    with pytest.raises(ConfigError, match=r"evaluation\.sizes"):
+        grid("textworld", "evaluation.sizes=[99]")

@@ -280,7 +280,9 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
             model,
             files_there.folder if files_there else data,
             recipe=published or (None if of_training else config),
-            overrides=[] if of_training or method.base_url or league.gpus == 1 else layout_on(league.gpus, None),
+            overrides=[]
+            if of_training or method.base_url or league.gpus == 1
+            else layout_on(league.gpus, None, key="gpus"),
             chunks=list(league.chunks) if league.synthetic else None,
             documents=list(league.documents) or None,
             limit=league.problems,
