@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def test_another_thing_loses_and_nonsense_is_invalid(games: Path) -> None:
     wrong = next(one for one in commands if one.startswith("take ") and one != right)
     lost = game.step(wrong)
     assert (lost.reward, lost.done, lost.info["won"]) == (0.0, True, 0.0)
+
+
+def test_a_game_ends_after_its_steps(games: Path) -> None:
+    problem = problems(games)[0]
+    least = len(problem.metadata["walkthrough"])
+    for factor, steps in ((1.0, least), (1.5, math.ceil(1.5 * least))):
+        game = TextWorldEnvironment(str(games), most_steps=factor)
+        game.reset(problem)
+        assert [game.step("look").done for _ in range(steps)] == [False] * (steps - 1) + [True]
 
 
 def test_equal_actions_have_equal_observations(games: Path) -> None:

@@ -63,7 +63,8 @@ async def run_process(words: Sequence[str], receive: Say, code: str, *, again: s
         try:
             await asyncio.wait_for(ended(), _PATIENCE_S)
         except TimeoutError:
-            process.kill()
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                process.kill()
             await ended()
 
 
@@ -83,3 +84,5 @@ def serve_parent(work: Callable[..., None]) -> None:
         say(True)
     except PalimpsestError as error:
         say({"error": str(error)})
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends now, and libraries release their locks

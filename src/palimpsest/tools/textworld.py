@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import math
 import select
 import subprocess
 import sys
@@ -99,15 +100,21 @@ def _worker(number: int) -> GameWorker:
 class TextWorldEnvironment(Environment):
     """A game."""
 
-    def __init__(self, games: str = ".", commands: bool = False, workers: int = 2) -> None:
+    def __init__(
+        self, games: str = ".", commands: bool = False, most_steps: float | None = 2.0, workers: int = 2
+    ) -> None:
         """`games`: folder of the problems' files; `commands`: list the valid commands after each observation;
+        `most_steps`: a game ends after this multiple of the steps in `metadata.walkthrough`, null: without a limit;
         `workers`: processes for all games."""
         require_textworld()
+        if most_steps is not None and most_steps < 1:
+            raise ConfigError("must be at least 1, or null", key="environment.options.most_steps", value=most_steps)
         if workers < 1:
             raise ConfigError("must be at least 1", key="environment.options.workers", value=workers)
         self.games, self.commands, self.workers = Path(games), commands, workers
         self._game, self._score = next(_NUMBERS), 0
         self._moves = 0
+        self._factor, self._left = most_steps, math.inf
         self._worker: GameWorker | None = None
 
     def admit(self, problem: Problem) -> None:
@@ -116,7 +123,9 @@ class TextWorldEnvironment(Environment):
     def reset(self, problem: Problem) -> str:
         path = self._path(problem)
         self._worker = _worker(self._game % self.workers)
-        return self._shown(self._worker.call(reset=str(path), game=self._game))
+        if self._factor is not None and (way := problem.metadata.get("walkthrough")):
+            self._left = math.ceil(self._factor * len(way))
+        return self._shown(self._worker.call(reset=str(path), game=self._game, commands=self.commands))
 
     def step(self, action: str) -> Step:
         assert self._worker is not None
@@ -124,7 +133,8 @@ class TextWorldEnvironment(Environment):
         gained, self._score = state["score"] - self._score, state["score"]
         invalid, self._moves = state["moves"] == self._moves, state["moves"]
         info = {"won": float(state["won"]), "invalid": float(invalid)}
-        done = bool(state["won"] or state["lost"])
+        self._left -= 1
+        done = bool(state["won"] or state["lost"] or self._left < 1)
         return Step(self._shown(state), gained / max(1, state["max_score"]), done, info)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """A process that makes and plays TextWorld games: a JSON object per line in, one per line out.
 
     {"make": PATH, "family": "coins", "difficulty": 4, "seed": 7}      -> {"objective": ..., "walkthrough": [...], ...}
-    {"reset": PATH, "game": 3}                                         -> state of game 3
+    {"reset": PATH, "game": 3, "commands": false}                      -> state of game 3
     {"step": "go west", "game": 3}                                     -> its next state
     {"close": true, "game": 3}                                         -> {}
 
@@ -82,10 +82,10 @@ def make_notes(options: Any, length: int, rng: random.Random) -> dict[str, Any]:
     for room, following in itertools.pairwise(rooms):
         way = rng.choice([side for side in _BACK if side != back])
         maker.connect(getattr(room, way), getattr(following, _BACK[way]))
-        room.infos.desc = "Exits: " + ", ".join(sorted(filter(None, (way, back)))) + "."
+        room.infos.desc = f"The way leads {way}."
         path.append(way)
         back = _BACK[way]
-    rooms[-1].infos.desc = f"Exits: {back}."
+    rooms[-1].infos.desc = "The way ends."
     maker.set_player(rooms[0])
     names = rng.sample(_THINGS, _CHOICES)
     things = [maker.new(type="o", name=name) for name in names]
@@ -112,9 +112,15 @@ def shown(text: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
+_STATE = ("score", "max_score", "moves", "won", "lost")
+
+
 def state_of(state: Any, text: str) -> dict[str, Any]:
-    names = ("score", "max_score", "moves", "won", "lost")
-    return {"text": shown(text), "commands": state["admissible_commands"], **{name: state[name] for name in names}}
+    return {
+        "text": shown(text),
+        "commands": state.get("admissible_commands", ()),
+        **{name: state[name] for name in _STATE},
+    }
 
 
 def main() -> None:
@@ -124,7 +130,6 @@ def main() -> None:
     os.dup2(2, 1)  # prints of libraries must not mix with the answers
     import textworld
 
-    wanted = dict.fromkeys(("description", "admissible_commands", "score", "max_score", "moves", "won", "lost"), True)
     games: dict[int, Any] = {}
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -132,9 +137,10 @@ def main() -> None:
             return make(path, request["family"], request["difficulty"], request["seed"])
         number = request["game"]
         if path := request.get("reset"):
+            wanted = {**dict.fromkeys(_STATE, True), "admissible_commands": request["commands"]}  # which are slow
             games[number] = textworld.start(path, textworld.EnvInfos(**wanted))
             state = games[number].reset()
-            return state_of(state, state["description"])
+            return state_of(state, state["feedback"][state["feedback"].find("-= ") :])  # after the banner
         if "step" in request:
             state, _, _ = games[number].step(request["step"])
             return state_of(state, state["feedback"])

@@ -129,6 +129,8 @@ def test_finished_work_is_known_and_changed_work_is_not(folder: Path, monkeypatc
     assert not any(done(league.model_copy(update={"problems": 3})).values())
     longer = {**league.overrides, "train.max_steps": 3}
     assert done(league.model_copy(update={"overrides": longer})) == {"overwrite": False, "mine": True, "lost": False}
+    smaller = league.methods["mine"].model_copy(update={"options": {"memory_tokens": 6}})
+    assert not done(league.model_copy(update={"methods": {**league.methods, "mine": smaller}}))["mine"]
 
 
 def test_further_problems_continue_the_logs(folder: Path) -> None:
@@ -138,6 +140,11 @@ def test_further_problems_continue_the_logs(folder: Path) -> None:
     assert [row["name"] for row in json.loads(again.stdout)["rows"]] == ["mine"]
     samples, unreadable = read_samples(folder / "out" / "evals/mine-untrained-0" / "samples.jsonl")
     assert (len(samples), unreadable) == (18, 0)
+    changed = [*words, "methods.mine.options={memory_tokens: 6}"]
+    assert subprocess.run(changed, cwd=folder, env=environment(), capture_output=True, timeout=WAIT_S).returncode == 0
+    summary = json.loads((folder / "out" / "evals/mine-untrained-0" / "summary.json").read_text())
+    assert summary["policy"]["options"]["memory_tokens"] == 6
+    assert (folder / "out" / "evals/mine-untrained-0.old-1").is_dir()
 
 
 def test_mistakes_are_errors_before_anything_is_written(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from palimpsest.config.section import leaves
 from palimpsest.engines.open import layout_on, with_sampler
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import SUMMARY, read_object
-from palimpsest.memory.registry import build_policy, policy_class
+from palimpsest.memory.registry import build_policy, evaluated, policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.progress.reporter import Logger, Progress, Silent, Tick
 from palimpsest.runs.folder_guard import FolderLock, visible_names
@@ -180,9 +180,9 @@ class LeagueWork:
         wanted = len(self.league.sets) * len(self.league.chunks)
         if not self.league.synthetic or not played or len(cells) + blank != wanted:
             return False
-        if not job.trained:
-            return True
         config, run = self.config(job.name, job.seed), run_folder(self.out, job.name, job.seed)
+        if not job.trained:
+            return _plays(summary, config)
         return (run / CONFIG).is_file() and load_config(run) == with_sampler(config, "policy") and Run(run).finished
 
     async def play(self, progress: Progress) -> None:
@@ -215,6 +215,13 @@ class LeagueWork:
                     progress.message(f"{job.title}: {error}")
                 write_league(self.table(), self.out)
             tick(_PARTS - done, note=job.title)
+
+
+def _plays(summary: Mapping[str, Any], config: RunConfig) -> bool:
+    """True if an evaluation's policy is that of `config`."""
+    there, policy = dict(summary.get("policy", {})), evaluated(config.policy)
+    options = dict(there.get("options", {}))
+    return there.get("name") == policy.name and {**options, **policy.options} == options
 
 
 def _rows_of(method: MethodConfig) -> Sequence[bool]:
@@ -275,6 +282,8 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
     out_folder = evaluation_folder(folder, name, number, trained=of_training)
     data = list(league.data) if isinstance(league.data, tuple) else league.data
     for files_there in work.protocols or (None,):
+        own = out_folder / files_there.name if files_there else out_folder
+        before = None if of_training or files_there else read_object(own / SUMMARY)
         published = files_there and work.config(name, number, files_there.protocol)
         evaluate(
             model,
@@ -291,7 +300,8 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
             base_url=method.base_url,
             api_key_env=method.api_key_env,
             tokenizer=method.tokenizer,
-            out=out_folder / files_there.name if files_there else out_folder,
+            out=own,
+            force=before is not None and not _plays(before, config),  # of a method with another policy
             progress=Reported(say, progress.parts // parts),
         )
 

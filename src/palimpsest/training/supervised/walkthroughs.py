@@ -25,6 +25,8 @@ from palimpsest.types import Problem, Trajectory
 
 MOST_LINES = 2
 """Lines of a note."""
+FILL = (0.5, 0.8)
+"""Range of the filled share of the context at which an example edits."""
 
 
 class WalkthroughLessons:
@@ -69,6 +71,7 @@ class Walker(Teacher):
                 f"problem {self.problem.id}: has no metadata.walkthrough, a list of actions, for cold_start"
             )
         self.actions: list[str] = list(actions)
+        self.fill = self.rng.uniform(*FILL) * self.policy.context_tokens
 
     def _act(self, text: str, length: int) -> str:
         self.lines |= dict.fromkeys(
