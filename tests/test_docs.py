@@ -70,7 +70,7 @@ WORDS = {
     "explanation/speculative-reading.md": 615, "explanation/many-servers.md": 300,
     "explanation/reproducibility.md": 700, "explanation/statistics.md": 780,
     "explanation/security.md": 600,
-    "project/status.md": 400, "project/benchmarks.md": 1200, "project/differences.md": 1430,
+    "project/status.md": 400, "project/benchmarks.md": 1200, "project/league.md": 460, "project/differences.md": 1430,
     "project/architecture.md": 1000,
 }  # fmt: skip
 """Most words of a page, without its generated tables."""
@@ -144,8 +144,8 @@ def test_a_page_has_at_most_its_words(name: str) -> None:
     assert words_of(name) <= WORDS[name]
 
 
-def test_the_documentation_has_at_most_53_500_words() -> None:
-    assert sum(words_of(name) for name in WORDS) <= 53_500
+def test_the_documentation_has_at_most_54_000_words() -> None:
+    assert sum(words_of(name) for name in WORDS) <= 54_000
 
 
 def test_the_index_for_language_models_names_every_page(tmp_path: Path) -> None:
