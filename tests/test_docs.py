@@ -60,7 +60,7 @@ WORDS = {
     "how-to/prepare-data.md": 990, "how-to/generate-data.md": 1030, "how-to/retrieval.md": 700, "how-to/ask.md": 500,
     "how-to/serve.md": 1400, "how-to/docker.md": 350, "how-to/ollama.md": 350, "how-to/python.md": 820,
     "how-to/custom-policy.md": 1460, "how-to/side-by-side.md": 480, "how-to/custom-reward.md": 830,
-    "how-to/custom-engine.md": 500, "how-to/environments.md": 730,
+    "how-to/custom-engine.md": 500, "how-to/environments.md": 760,
     "reference/cli.md": 150, "reference/configuration.md": 400, "reference/python.md": 200,
     "reference/recipes.md": 560, "reference/policies.md": 1600, "reference/data-formats.md": 1100,
     "reference/metrics.md": 1620, "reference/files.md": 1720, "reference/server-api.md": 1100,

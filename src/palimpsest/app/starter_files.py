@@ -30,7 +30,7 @@ from palimpsest.memory.parts.prompts import Slots, slots_of
 from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.plugin_kinds import KINDS
 
-SCAFFOLDS = ("policy", "tool", "reward")
+SCAFFOLDS = ("policy", "tool", "reward", "environment")
 _FILES = {"{name}.py": "{kind}.py.txt", "{name}.yaml": "{kind}.yaml", "test_{name}.py": "{kind}.test.py.txt"}
 """File to write, and its template."""
 _SPECIAL = ("conftest", "setup", "sitecustomize", "usercustomize", "test", "tests")

@@ -85,7 +85,7 @@ def options(
 _COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
     "Start": {
         "quickstart": (quickstart.quickstart, "Train, evaluate and report on a CPU in minutes."),
-        "new": (new.new, "Create a policy, tool or reward from a template."),
+        "new": (new.new, "Create a policy, tool, reward or environment from a template."),
         "doctor": (new.doctor, "Check this machine, and why a run stopped."),
         "check": (new.check, "Check a custom policy, reward or other plugin against its contract."),
     },

@@ -16,11 +16,11 @@ from palimpsest.text.display_text import printable
 
 
 def new(
-    kind: Annotated[str, typer.Argument(help="policy, tool or reward.")],
+    kind: Annotated[str, typer.Argument(help="policy, tool, reward or environment.")],
     name: Annotated[str, typer.Argument(help="Name of the module, e.g. my_policy.")],
     out: Annotated[Path, OUTPUT("--out", help="Folder to write to.")] = Path(),
 ) -> None:
-    """Create a policy, tool or reward from a template: the module, a recipe that trains it, a test.
+    """Create a policy, tool, reward or environment from a template: the module, a recipe that trains it, a test.
 
     The template trains with the bundled model, in minutes on a CPU.
 
@@ -29,6 +29,7 @@ def new(
       palimpsest new policy my_policy
       palimpsest new tool my_tool --out tools
       palimpsest new reward my_reward
+      palimpsest new environment my_environment
     """
     from palimpsest.app.starter_files import class_name, write_scaffold
 

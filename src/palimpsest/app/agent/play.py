@@ -65,7 +65,7 @@ play = blocking(play_async)
 async def _played(agent: OpenAgent, problem: Problem) -> Episode:
     trajectory = await agent.play(problem, agent.policy_for(problem), "play")
     grade = None
-    if problem.answers:
+    if problem.answers or agent.config.environment is not None:
         reward = build_reward(agent.config.reward, agent.engine.codec)
         grade = await closing(reward, graded(reward.answer, problem, trajectory))
     return in_words(problem, trajectory, agent.engine.codec, grade)
