@@ -244,3 +244,18 @@ def test_lessons_are_drawn_without_knowing_what_to_ask(call_style: str) -> None:
     assert all(re.fullmatch(r" [A-Z][a-z]+ \w+ [A-Z][a-z]+\.", said) for said in reasoned)
     known = [not str(lesson.answer).endswith("unknown") for lesson in drawn]
     assert 0.3 < sum(known) / len(known) < 0.85
+
+
+def test_an_answer_lists_facts_and_values_in_the_order_of_the_results() -> None:
+    policy, codec = LeadPolicy(**{**OPTIONS, "context_tokens": 512}), base_codec()
+    several = 0
+    for index in range(40):
+        last = LeadLessons(policy, codec, 0, ("list",)).draw(index).turns[-1]
+        prompt, reply = codec.decode(last.prompt_ids), codec.decode(last.completion.token_ids, control=False)
+        notes, _, answer = reply.partition(" FINAL_ANSWER: ")
+        if answer and answer != "unknown":
+            facts = [fact.strip() + "." for fact in notes.strip(". ").split(".")]
+            assert [prompt.index(fact) for fact in facts] == sorted(prompt.index(fact) for fact in facts)
+            assert [fact.rstrip(".").split()[-1] for fact in facts] == answer.split(", ")
+            several += len(facts) > 1
+    assert several > 5

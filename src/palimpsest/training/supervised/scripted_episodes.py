@@ -32,7 +32,7 @@ nor when to stop:
               another with probability `ASKS_ON`; without the sentence in formats that admit no text before a call
     reader    all sentences of its section about that name, in order; "NAME none" without any (a copy after the name
               is easier to learn than a decision before it)
-    answer    the evidence in the prompt and the answer, if all of it is there; otherwise "unknown"
+    answer    the evidence in the prompt, in its order, and the answer, if all of it is there; otherwise "unknown"
 
 Guaranteed: an example is a pure function of (seed, index), the policy and the problem.
 Not covered: queries of a recalling policy; tool examples on problems without a plan.
@@ -411,8 +411,10 @@ class LeadAndReaders(Script):
             call = calls_text([(self.policy.texts.tool, {"query": f" {query}"})], style)
             reasoned = f"{named[query]}{call}"
             return self.codec.encode_trusted(reasoned if find_calls(reasoned, style) else call)
-        held = [fact for fact in self.problem.metadata["evidence"] if fact in prompt]
+        held = sorted((fact for fact in self.problem.metadata["evidence"] if fact in prompt), key=prompt.index)
         known = len(held) == len(self.problem.metadata["evidence"])
         notes_text = "".join(f" {fact}" for fact in held) or f" {UNKNOWN}."
         answer = self.problem.gold_text if known else UNKNOWN
+        if known and "every_gold" in self.problem.grading:
+            answer = ", ".join(sorted(self.problem.answers, key=notes_text.find))
         return self.codec.encode(f"{notes_text} FINAL_ANSWER: {answer}")
