@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,19 @@ def test_another_thing_loses_and_nonsense_is_invalid(games: Path) -> None:
     commands = seen.rpartition("Commands: ")[2].split("; ")
     wrong = next(one for one in commands if one.startswith("take ") and one != right)
     lost = game.step(wrong)
-    assert (lost.reward, lost.done, lost.info["won"]) == (0.0, True, 0.0)
+    assert (lost.reward, lost.done, lost.info) == (0.0, True, {"won": 0.0, "invalid": 0.0})
+
+
+STEERING = (r"\boxed{take key}", "save", "restore", "script", "wait. restore", "take a then wait", "look\x00", "quit")
+
+
+@pytest.mark.parametrize("action", [*STEERING, "x" * 300, "tw-trace-actions", ""])
+def test_a_command_that_steers_the_interpreter_is_invalid(action: str, games: Path) -> None:
+    game = TextWorldEnvironment(str(games))
+    first = game.reset(problems(games)[0])
+    step = game.step(action)
+    assert (step.reward, step.done, step.info["invalid"]) == (0.0, False, 1.0)
+    assert game.step("look").observation == first, "nothing happened"
 
 
 def test_a_game_ends_after_its_steps(games: Path) -> None:
@@ -102,11 +115,15 @@ def test_a_process_that_dies_ends_its_episode_and_the_next_game_has_another(game
     assert asyncio.run(lost()).startswith("-= ")
 
 
-def test_a_problem_without_its_game_is_an_error(games: Path) -> None:
-    game = TextWorldEnvironment(str(games))
-    for metadata in ({}, {"game": "games/none.z8"}, {"game": 3}):
+def test_a_problem_without_its_game_in_the_folder_is_an_error(games: Path, tmp_path: Path) -> None:
+    inside = problems(games)[0].metadata["game"]
+    made, elsewhere = TextWorldEnvironment(str(games)), TextWorldEnvironment(str(tmp_path))
+    made.admit(Problem("p", metadata={"game": inside}))
+    wrong = [(made, name) for name in (None, "games/none.z8", 3, "train.jsonl")]
+    wrong += [(elsewhere, name) for name in (str(games / inside), os.path.relpath(games / inside, tmp_path))]
+    for game, name in wrong:
         with pytest.raises(DataError, match=r"metadata\.game"):
-            game.admit(Problem("p", metadata=metadata))
+            game.admit(Problem("p", metadata={"game": name}))
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,9 @@ class Sample:
     @property
     def without_gold(self) -> bool:
         """True if a question lacks a gold, so that no grader of answers can grade the sample."""
-        return self.value is None and not (self.answers and all(question["answers"] for question in self.questions))
+        if self.value is not None or not Outcome(self.outcome).gradable:
+            return False
+        return not (self.answers and all(question["answers"] for question in self.questions))
 
     @property
     def is_final(self) -> bool:

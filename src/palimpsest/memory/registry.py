@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import iscoroutinefunction
 
 from palimpsest import plugins
 from palimpsest.config.keys import nearest_key
@@ -110,6 +111,8 @@ def admit_all(
             policy.admit(problem, codec)
         except LongQuestion as error:
             long.append(error)
+    if world is not None and not iscoroutinefunction(world.close):
+        world.close()
     if long:
         raise max(long, key=lambda error: error.tokens)  # so that one fix suffices
     if documents and policy.reads_documents and not any(documents):

@@ -32,6 +32,7 @@ paraphrased memories under `FaithfulLayer`, which needs faithful copying.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum
@@ -163,16 +164,17 @@ class EnvironmentGrader:
     def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
         if not trajectory.outcome.gradable:
             return Grade(None, reason=trajectory.outcome.value)
-        turns = {turn.step: index for index, turn in enumerate(trajectory.turns)}
-        per_turn, info, invalid, steps = [0.0] * len(turns), dict[str, float](), 0.0, 0
-        for event in trajectory.events:
-            if isinstance(event.what, EnvironmentStepped):
-                steps += 1
-                per_turn[turns[event.before_turn - 1]] += event.what.reward
-                info |= {name: float(value) for name, value in event.what.info.items()}
-                invalid += event.what.info.get("invalid", 0.0)
-        score = fsum(per_turn)
-        counts = {"score": score, "steps": float(steps), "invalid": invalid}
+        steps = [(event.before_turn, event.what) for event in trajectory.events]
+        acted = [(before, what) for before, what in steps if isinstance(what, EnvironmentStepped)]
+        numbers, info = [turn.step for turn in trajectory.turns], dict[str, float]()
+        per_turn = [0.0] * len(numbers)
+        for before, what in acted:
+            if per_turn:
+                per_turn[max(0, bisect_left(numbers, before) - 1)] += what.reward  # of the turn before it
+            info |= {name: float(value) for name, value in what.info.items()}
+        score = fsum(what.reward for _, what in acted)
+        invalid = fsum(what.info.get("invalid", 0.0) for _, what in acted)
+        counts = {"score": score, "steps": float(len(acted)), "invalid": invalid}
         return Grade(score, breakdown=info | counts, per_turn=tuple(per_turn))
 
 

@@ -184,8 +184,10 @@ def openenv_app(tasks: Tasks, sessions: int) -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.session, self.about = TaskSession(tasks), State()
+            self.loop: asyncio.AbstractEventLoop | None = None
 
         async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Prompt:
+            self.loop = asyncio.get_running_loop()
             self.about = State(episode_id=episode_id)
             return Prompt(**asdict(await self.session.reset(seed or 0)))
 
@@ -197,6 +199,10 @@ def openenv_app(tasks: Tasks, sessions: int) -> Any:
             raise NotImplementedError("the server calls reset_async and step_async")
 
         step = reset
+
+        def close(self) -> None:  # on a thread
+            if self.loop is not None:
+                asyncio.run_coroutine_threadsafe(self.session.close(), self.loop)
 
         @property
         def state(self) -> State:

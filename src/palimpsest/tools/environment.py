@@ -21,9 +21,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 from numbers import Real
@@ -32,7 +34,7 @@ from typing import Any, NamedTuple
 from palimpsest import plugins
 from palimpsest.config.schema import EnvironmentConfig
 from palimpsest.engines.protocol import Turns
-from palimpsest.errors import ConfigError, raised_at
+from palimpsest.errors import ConfigError, being_cancelled, raised_at
 from palimpsest.events import EnvironmentStepped
 from palimpsest.types import Problem
 
@@ -82,6 +84,9 @@ class EnvironmentTimeout(EnvironmentLost):
 # ---- An environment of an episode ----------------------------------------------------------------------------
 
 
+_LOADING = threading.Lock()
+
+
 @dataclass(slots=True)
 class OpenEnvironment:
     """The environment of a run."""
@@ -92,7 +97,9 @@ class OpenEnvironment:
 
     def build(self) -> Environment:
         """A new object. Raises ConfigError."""
-        if not isinstance(plugins.load("environment", self.config.name), type):
+        with _LOADING:  # a module that another thread imports is incomplete
+            loaded = plugins.load("environment", self.config.name)
+        if not isinstance(loaded, type):
             message = "name a class: every episode gets a new object"
             raise ConfigError(message, key="environment.name", value=self.config.name)
         built: Environment = plugins.build("environment", self.config.name, self.config.options)
@@ -101,6 +108,10 @@ class OpenEnvironment:
     def episode(self, record: Callable[[EnvironmentStepped], None]) -> EpisodeEnvironment:
         """For one episode; `record` gets each step."""
         return EpisodeEnvironment(self, record)
+
+
+Made = tuple[Any, BaseException | None]
+"""The result of a method, or its error."""
 
 
 class EpisodeEnvironment:
@@ -113,57 +124,117 @@ class EpisodeEnvironment:
         self._built: Any = None
 
     async def reset(self, problem: Problem) -> str:
-        """The first observation. Raises EnvironmentLost."""
-        self._built = self._opened.build()
-        observation = await self._call("reset", problem)
+        """The first observation, of a new object. Raises EnvironmentLost."""
+        await self.close()
+        self.done = False
+        self._built = await self._call(self._opened.build)
+        observation = await self._call(self._built.reset, problem)
         if not isinstance(observation, str):
             raise EnvironmentLost(f"reset returned {type(observation).__name__}, not text")
         return observation
 
     async def step(self, action: str) -> Step:
         """The result of `action`, recorded as an event. Raises EnvironmentLost."""
-        step = _checked(await self._call("step", action))
+        step = _checked(await self._call(self._built.step, action))
         self.done = step.done
-        self._record(EnvironmentStepped(action[:400], float(step.reward), step.done, dict(step.info)))
+        self._record(EnvironmentStepped(action[:400], step.reward, step.done, step.info))
         return step
 
     async def close(self) -> None:
-        if self._built is not None:
+        built, self._built = self._built, None
+        if built is not None:
             with suppress(EnvironmentLost):
-                await self._call("close")
+                await self._call(built.close)
 
-    async def _call(self, name: str, *arguments: Any) -> Any:
-        method, limit = getattr(self._built, name), self._opened.config.timeout_s
-        work: Awaitable[Any] = (
-            method(*arguments) if iscoroutinefunction(method) else asyncio.to_thread(method, *arguments)
-        )
-        running = asyncio.ensure_future(asyncio.wait_for(work, limit))
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        running = asyncio.ensure_future(self._made(method, arguments))
         try:
             async with self._opened.turns.lock():
-                return await running
-        except TimeoutError:
-            raise EnvironmentTimeout(f"{name} gave no answer within {limit:g} s") from None
-        except Exception as error:
-            raise EnvironmentLost(f"{name}: {type(error).__name__}: {error}", raised_at(error)) from error
+                made, error = await running
         finally:
             running.cancel()
+        if isinstance(error, EnvironmentTimeout):
+            raise error
+        if error is not None:
+            said = f"{method.__name__}: {type(error).__name__}: {_message(error)}"
+            raise EnvironmentLost(said, raised_at(error)) from error
+        return made
+
+    async def _made(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Made:
+        """The result of a method, on a thread unless it is a coroutine, within the limit."""
+        timeout_s = self._opened.config.timeout_s
+        limit = asyncio.timeout(timeout_s)
+        call = _awaited if iscoroutinefunction(method) else _threaded
+        try:
+            async with limit:
+                return await call(method, arguments)
+        except TimeoutError:
+            return None, EnvironmentTimeout(f"{method.__name__} gave no answer within {timeout_s:g} s")
+
+
+async def _awaited(method: Callable[..., Awaitable[Any]], arguments: Sequence[Any]) -> Made:
+    try:
+        return await method(*arguments), None
+    except asyncio.CancelledError as error:
+        if being_cancelled():
+            raise
+        return None, error
+    except BaseException as error:  # noqa: BLE001  user code raises anything
+        return None, error
+
+
+async def _threaded(method: Callable[..., Any], arguments: Sequence[Any]) -> Made:
+    """On a thread of this call: one that never returns delays no other call, and not the end of the process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Made] = loop.create_future()
+
+    def deliver(made: Made) -> None:
+        if not future.done():
+            future.set_result(made)
+
+    def run() -> None:
+        made: Made
+        try:
+            made = method(*arguments), None
+        except BaseException as error:  # noqa: BLE001  user code raises anything
+            made = None, error
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(deliver, made)
+
+    threading.Thread(target=copy_context().run, args=(run,), daemon=True).start()
+    return await future
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  user code raises anything
+        return "no message"
 
 
 def _checked(made: Any) -> Step:
     """
-    >>> _checked(("A hall.", 1, False)).reward
-    1
+    >>> _checked(("A hall.", 1, False))
+    Step(observation='A hall.', reward=1.0, done=False, info={})
     """
     if not isinstance(made, tuple) or not 3 <= len(made) <= 4:
         raise EnvironmentLost("step must return (observation, reward, done) or a Step")
     step = Step(*made)
-    numbers = {"reward": step.reward, **step.info}
     if not isinstance(step.observation, str) or not isinstance(step.done, bool):
         raise EnvironmentLost("step must return (observation, reward, done): text, a number, true or false")
-    if bad := next((name for name, value in numbers.items() if not _finite(value)), None):
-        raise EnvironmentLost(f"step returned {bad}={numbers[bad]!r:.60}, which must be a finite number")
-    return step
+    info: Any = {} if step.info is None else step.info
+    if not isinstance(info, Mapping) or not all(isinstance(name, str) for name in info):
+        raise EnvironmentLost("step returned an info that is no mapping of names to numbers")
+    return Step(
+        str(step.observation),
+        _number("reward", step.reward),
+        step.done,
+        {str(name): _number(name, value) for name, value in info.items()},
+    )
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+def _number(name: str, value: Any) -> float:
+    with suppress(OverflowError, TypeError, ValueError):
+        if isinstance(value, Real) and math.isfinite(number := float(value)):
+            return number
+    raise EnvironmentLost(f"step returned {name}={value!r:.60}, which must be a finite number")

@@ -16,9 +16,11 @@ import importlib.util
 import itertools
 import json
 import math
+import re
 import select
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +46,9 @@ class GameWorker:
         require_textworld()
         self._lock = threading.Lock()
         command = [sys.executable, "-P", textworld_worker.__file__]  # without its folder, where a textworld.py is
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._folder = tempfile.TemporaryDirectory(prefix="palimpsest-games-", ignore_cleanup_errors=True)
+        self._process = subprocess.Popen(command, text=True, cwd=self._folder.name, **pipes)
 
     @property
     def alive(self) -> bool:
@@ -73,6 +77,7 @@ class GameWorker:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._folder.cleanup()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -95,6 +100,29 @@ def _worker(number: int) -> GameWorker:
         if worker is None or not worker.alive:
             worker = _WORKERS[number] = GameWorker()
         return worker
+
+
+VERBS = frozenset(
+    str.split("""
+    look l inventory i examine x read go north south east west n s e w take get pick drop put insert open close lock
+    unlock eat drink cook fry roast grill chop slice dice cut prepare enter exit wait z goal
+    """)
+)
+"""First words of commands. Others may save, end or undo a game, write files, or steer its interpreter."""
+_LONGEST = 200
+
+
+def plain_command(action: str) -> str | None:
+    r"""One command of `VERBS`; None for another, or for several at once.
+
+    >>> plain_command(" Take  key "), plain_command("wait. restore"), plain_command("save"), plain_command(r"go \\n")
+    ('take key', None, None, None)
+    """
+    command = " ".join(action.lower().split())
+    plain = command.isascii() and command.isprintable() and len(command) <= _LONGEST
+    if not plain or re.search(r"[\\.;,]|\bthen\b", command) or command.split(" ")[0] not in VERBS:
+        return None
+    return command
 
 
 class TextWorldEnvironment(Environment):
@@ -123,27 +151,32 @@ class TextWorldEnvironment(Environment):
     def reset(self, problem: Problem) -> str:
         path = self._path(problem)
         self._worker = _worker(self._game % self.workers)
-        if self._factor is not None and (way := problem.metadata.get("walkthrough")):
+        way = problem.metadata.get("walkthrough")
+        if self._factor is not None and isinstance(way, list | tuple) and way:
             self._left = math.ceil(self._factor * len(way))
         return self._shown(self._worker.call(reset=str(path), game=self._game, commands=self.commands))
 
     def step(self, action: str) -> Step:
         assert self._worker is not None
-        state = self._worker.call(step=action, game=self._game)
-        gained, self._score = state["score"] - self._score, state["score"]
-        invalid, self._moves = state["moves"] == self._moves, state["moves"]
-        info = {"won": float(state["won"]), "invalid": float(invalid)}
         self._left -= 1
-        done = bool(state["won"] or state["lost"] or self._left < 1)
-        return Step(self._shown(state), gained / max(1, state["max_score"]), done, info)
+        if (command := plain_command(action)) is None:
+            return Step("That is no command here.", 0.0, self._left < 1, {"won": 0.0, "invalid": 1.0})
+        state = self._worker.call(step=command, game=self._game)
+        score = state["max_score"] if state["won"] else state["score"]
+        gained, self._score = score - self._score, score
+        ended = bool(state["won"] or state["lost"])
+        invalid, self._moves = not ended and state["moves"] == self._moves, state["moves"]
+        info = {"won": float(state["won"]), "invalid": float(invalid)}
+        return Step(self._shown(state), gained / max(1, state["max_score"]), ended or self._left < 1, info)
 
     def close(self) -> None:
         if self._worker is not None and self._worker.alive:
             self._worker.call(close=True, game=self._game)
 
     def _path(self, problem: Problem) -> Path:
-        name = problem.metadata.get("game")
-        if not isinstance(name, str) or not (path := self.games / name).is_file():
+        name, folder = problem.metadata.get("game"), self.games.resolve()
+        path = (folder / name).resolve() if isinstance(name, str) else folder
+        if path.suffix != ".z8" or not path.is_relative_to(folder) or not path.is_file():
             raise DataError(
                 f"problem {problem.id}: metadata.game={name!r} is no file in environment.options.games={self.games}; "
                 "make games with palimpsest data textworld, and name their folder"

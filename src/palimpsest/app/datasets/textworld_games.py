@@ -128,7 +128,7 @@ def _row(worker: GameWorker, folder: Path, wanted: GameSet, split: str, index: i
         name = f"{wanted.family}-{difficulty}-{number}"
         game = f"games/{name}.z8"
         try:
-            made = worker.call(PATIENCE_S, make=str(folder / game), seed=number, **about)
+            made = worker.call(PATIENCE_S, make=str((folder / game).resolve()), seed=number, **about)
         except WorkerLost as error:
             if attempt == _TRIES - 1 or not worker.alive:
                 raise RunError(f"game {name}: {error}") from None

@@ -101,6 +101,7 @@ class Action:
 
 Found = ToolCall | Malformed | Action
 
+_TAG = re.compile(r"\s*(?:</?[\w|]+>|```\w*)\s*\Z")
 _TOOLS = re.compile(r"(?<!\{)\{tools\}")
 
 
@@ -245,10 +246,16 @@ class ToolAgentPolicy(MemoryPolicy):
         return calls_in(sampled_text(reply, codec), self.style(codec), schemas)
 
     def found(self, reply: Sequence[int], model: Model) -> tuple[Found, ...]:
-        """`calls`, and after them the action, if there is an environment."""
+        """`calls`, and after them the action, if there is an environment. There, only calls of its tools are calls."""
         calls = self.calls(reply, model.codec)
         if model.environment is None:
             return calls
+        names = {spec.name for spec in self.specs}
+        calls = tuple(
+            one
+            for one in calls
+            if (one.name in names if isinstance(one, ToolCall) else isinstance(one, Malformed) and not one.unread)
+        )
         return (*calls, *_action(sampled_text(reply, model.codec), calls))
 
     def pieces(self, codec: Codec) -> ChatPieces:
@@ -411,13 +418,14 @@ class ToolAgentPolicy(MemoryPolicy):
 
 
 def _action(text: str, calls: Sequence[Found]) -> Iterator[Action]:
-    """The last line outside of the calls that is not blank; without one an empty action, unless there are calls.
+    """The last line outside of the calls with a word, but no tag or fence; without one an empty action, unless there
+    are calls.
 
     >>> [(one.text, text[one.start:one.end]) for text in ("Left?\\n go  west \\n", "") for one in _action(text, [])]
     [('go west', 'go  west'), ('', '')]
     """
     outside = "".join("\n" if any(one.start <= at < one.end for one in calls) else sign for at, sign in enumerate(text))
-    lines = [line for line in re.finditer(r"[^\n]+", outside) if line[0].strip()]
+    lines = [line for line in re.finditer(r"[^\n]+", outside) if re.search(r"\w", line[0]) and not _TAG.match(line[0])]
     if not lines and not calls:
         yield Action("", len(text), len(text))
     for line in lines[-1:]:
