@@ -36,6 +36,7 @@ LONG = {
     "report.dataset_summary.summarise": "a table of measures",
     "cli.ask.ask": "a command",
     "cli.serve.serve": "a command",
+    "servers.task_server.openenv_app": "half of it is classes of an optional package",
     "rollout.episode.play": "half of it is what an episode depends on",
     "app.evaluate.evaluation_run.evaluate_async": "half of it is the docstring of a public call",
     "app.agent.ask_files.ask_async": "two thirds of it are signature and docstring of a public call",
@@ -94,7 +95,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "runs": (1790, 9),
     "servers": (3620, 16),
     "text": (3690, 15),
-    "tools": (790, 6),
+    "tools": (900, 6),
     "training": (2150, 11),
     "viewer": (5500, 24),
 }
