@@ -62,7 +62,7 @@ WORDS = {
     "how-to/custom-policy.md": 1460, "how-to/side-by-side.md": 480, "how-to/custom-reward.md": 830,
     "how-to/custom-engine.md": 500, "how-to/environments.md": 760,
     "reference/cli.md": 150, "reference/configuration.md": 400, "reference/python.md": 200,
-    "reference/recipes.md": 560, "reference/policies.md": 1600, "reference/data-formats.md": 1100,
+    "reference/recipes.md": 580, "reference/policies.md": 1600, "reference/data-formats.md": 1100,
     "reference/metrics.md": 1620, "reference/files.md": 1720, "reference/server-api.md": 1100,
     "reference/models.md": 1000,
     "explanation/concepts.md": 900, "explanation/methods.md": 1530, "explanation/length-and-accuracy.md": 1200,
