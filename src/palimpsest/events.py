@@ -325,20 +325,11 @@ class Plain:
 
 _Memories = DocumentTruncated | MemoryWritten | MemoryCut | EmptyMemoryKept | MemoryUngrounded
 _Replies = ReplyMalformed | Recalled | PastShown | ReadingEnded | PassEnded
-_Tools = (
-    ToolCalled
-    | ToolFailed
-    | EnvironmentStepped
-    | EnvironmentFailed
-    | Pruned
-    | PruneRefused
-    | RolledBack
-    | ExchangesDropped
-    | SummedUp
-)
+_Tools = ToolCalled | ToolFailed | Pruned | PruneRefused | RolledBack | ExchangesDropped | SummedUp
+_Environments = EnvironmentStepped | EnvironmentFailed
 _Samplers = SamplerFailed | OnlyReasoned | PromptCut | PromptOverflowed
 _Library = _Samplers | TimedOut | PolicyFailed | VariantPlayed | Replayed
-Declared = _Memories | _Replies | _Tools | _Library
+Declared = _Memories | _Replies | _Tools | _Environments | _Library
 What = Declared | Plain
 
 KINDS: Mapping[str, type[Declared]] = {event.kind: event for event in get_args(Declared)}

@@ -141,3 +141,16 @@ def test_the_command_writes_a_file_that_the_policy_reads(
     assert yaml.safe_load(again.stdout) == yaml.safe_load(out.read_text())
     assert "more.sh" in refused("recipes", "import", str(folder), "more.sh")
     assert "--policy recall" in refused("recipes", "import", "train.sh", "--policy", "recall")
+
+
+def test_texts_of_a_recall_are_no_texts_of_another_policy(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(f"{PARALLEL}\nNO_RECALLED_MEMORY = 'none'\n")
+    made = import_prompts(tmp_path / "agent.py")
+    assert (made.policy, "nothing_recalled" in made.texts) == ("parallel", False)
+    assert yaml.safe_load(made.text)["merge"]
+
+
+def test_a_deep_name_leaves_a_file_without_prompts(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(f"{OVERWRITE}\na{'.b' * 900} += 'x'\n")
+    with pytest.raises(ConfigError, match="no prompts"):
+        import_prompts(tmp_path / "agent.py")

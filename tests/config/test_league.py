@@ -83,6 +83,11 @@ def test_a_policy_gets_the_options_it_has_and_the_families_it_can_learn() -> Non
     assert "several" in whole.data.synthetic.task
 
 
+def test_a_method_with_another_policy_keeps_no_options(tmp_path: Path) -> None:
+    league = load_league(written(tmp_path, "extends: laptop\nmethods: {retrieval: {policy: overwrite, train: false}}"))
+    assert (league.methods["retrieval"].options, league.methods["parallel"].options) == ({}, {"merge_tokens": 96})
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [

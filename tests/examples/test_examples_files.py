@@ -109,5 +109,6 @@ def test_the_example_of_a_role_trains_the_writer_alone(tiny_model_folder: Path, 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short(path: Path) -> None:
-    most = {"bigrams.py": 90, "gated.py": 150, "heads.py": 150, "one_step.py": 150}  # an engine, papers, a walkthrough
+    longer = {"bigrams.py": 90, "trl_rollouts.py": 100}  # an engine, another trainer
+    most = {"gated.py": 150, "heads.py": 150, "one_step.py": 150, **longer}  # papers, a walkthrough
     assert len(path.read_text().splitlines()) <= most.get(path.name, 80)

@@ -68,6 +68,38 @@ def test_a_reply_is_cut_at_its_budget_and_forges_no_message(tasks: Tasks) -> Non
     assert len(prompts[1].messages[0]["content"]) < 2 * len(prompts[0].messages[0]["content"])
 
 
+def test_a_stop_token_ends_a_reply_and_a_truncated_one_is_no_answer(tasks: Tasks) -> None:
+    problem = tasks.problem(3)
+    replies = [problem.metadata["evidence"][0]] * CHUNKS
+    answer = f"\\boxed{{{problem.answers[0]}}}"
+
+    async def ended(text: str, **cut: bool) -> TaskPrompt:
+        session = TaskSession(tasks)
+        await played(session, replies, 3)
+        return await session.step(text, **cut)
+
+    assert asyncio.run(ended(answer + tasks.stops[0])).reward == 1.0
+    assert asyncio.run(ended(answer, truncated=True)).metadata["outcome"] == "answer_truncated"
+
+
+def test_resets_without_a_seed_are_different_problems(tasks: Tasks) -> None:
+    async def several() -> list[TaskPrompt]:
+        return [await TaskSession(tasks).reset() for _ in range(3)]
+
+    shown = [prompt.messages[0]["content"] for prompt in asyncio.run(several())]
+    assert len(set(shown)) == 3
+    for wrong in (-1, 1.5, "7", True, 10**30):
+        with pytest.raises(ValueError, match="seed"):
+            asyncio.run(TaskSession(tasks).reset(wrong))  # type: ignore[arg-type]
+
+
+def test_a_role_with_a_local_model_is_refused_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"roles\.reader\.model"):
+        Tasks.open(load_recipe("lead-quickstart"))
+    asked = Tasks.open(load_recipe("lead-quickstart", ["roles.reader.model=null"]))
+    assert asyncio.run(TaskSession(asked).reset(0)).messages
+
+
 def test_a_step_without_an_episode_is_an_error(tasks: Tasks) -> None:
     with pytest.raises(ValueError, match="reset"):
         asyncio.run(TaskSession(tasks).step("x"))

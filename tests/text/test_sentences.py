@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
 import sys
 import unicodedata
 
 import pytest
 
-from palimpsest.text.sentences import flat, sentences, stands_in, unit_spans, words
+from palimpsest.text.sentences import DECIMAL, NUMBER, flat, offset_in, sentences, stands_in, unit_spans, words
 from palimpsest.text.word_forms import worded
 
 SENTENCES = {
@@ -98,3 +100,21 @@ def test_a_sentence_occurs_only_as_a_whole(memory: str, hit: bool) -> None:
 )
 def test_a_word_ends_where_its_script_ends_it(piece: str, text: str, hit: bool) -> None:
     assert stands_in(flat(piece), flat(text)) is hit
+
+
+WORDS = "5 12 345 1e+7 3/4 2020 january of km per h million % ann oslo . , - e b.c a.m ½ x $ kg th"
+
+
+@pytest.mark.parametrize("whole", [NUMBER, DECIMAL], ids=["number", "decimal"])
+def test_a_piece_ends_in_no_number_of_the_whole_text(whole: re.Pattern[str]) -> None:
+    rng, parts = random.Random(0), WORDS.split()
+    for length in [5, 30, 300, 3000] * 25:
+        text = flat("".join(rng.choice(parts) + rng.choice("  -/") for _ in range(length)))
+        inside = {at for token in whole.finditer(text) for at in range(token.start() + 1, token.end())}
+        for end in rng.sample(range(1, len(text)), min(len(text) - 1, 30)):
+            edge = not (text[end - 1].isalnum() and text[end : end + 1].isalnum())
+            expected = edge and end not in inside
+            assert (offset_in(text[:end], text, whole) == 0) is expected, (
+                text[max(0, end - 40) : end],
+                text[end : end + 40],
+            )

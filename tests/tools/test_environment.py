@@ -14,14 +14,17 @@ from typing import Any, ClassVar
 import pytest
 
 from palimpsest.app.plugin_checks import check
+from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import EnvironmentConfig, PolicyConfig, RunConfig, SamplingConfig
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.events import EnvironmentFailed, EnvironmentStepped, Event, Pruned, ToolFailed, of_type
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.plugins import named_objects
+from palimpsest.reward.grading import build_reward, closing
 from palimpsest.reward.turn_rewards import EnvironmentGrader
 from palimpsest.rollout.episode import play
 from palimpsest.tools.environment import Environment, OpenEnvironment, Step
+from palimpsest.training.supervised.walkthroughs import Retraced, WalkthroughLessons
 from palimpsest.types import Outcome, Problem, Trajectory
 from support.agents import Reply, Script, base_codec, call
 
@@ -210,6 +213,12 @@ def test_a_second_reset_closes_the_first_object() -> None:
     assert Counted.closed == [LENGTH, 0]
 
 
+def test_a_step_without_a_reset_is_an_error() -> None:
+    episode = OpenEnvironment(EnvironmentConfig(name=f"{__file__}:Corridor")).episode(lambda _: None)
+    with pytest.raises(RuntimeError, match="reset"):
+        asyncio.run(episode.step("right"))
+
+
 def test_slow_steps_of_many_episodes_have_the_whole_limit_each() -> None:
     async def played() -> list[bool]:
         world = OpenEnvironment(EnvironmentConfig(name=f"{__file__}:Sleeper", timeout_s=1.0))
@@ -288,13 +297,41 @@ def test_a_thousand_hostile_observations_become_text_of_their_block() -> None:
     [
         ("overwrite", {}, "policy.name"),
         ("edit", {}, "policy.options.prompts"),
-        ("edit", {"prompts": "play"}, "policy.options.tools"),
     ],
 )
 def test_a_policy_that_does_not_act_is_an_error(policy: str, options: dict[str, Any], key: str) -> None:
     built = build_policy(PolicyConfig(name=policy, options=options))
     with pytest.raises(ConfigError, match=key):
         admit_all(built, [], base_codec(), 100_000, environment=EnvironmentConfig(name=f"{__file__}:Corridor"))
+
+
+class Refusing(Counted):
+    """Accepts no problem."""
+
+    def admit(self, problem: Problem) -> None:
+        raise DataError("no such task")
+
+
+class Waiting(Corridor):
+    """Would have to be awaited before any episode."""
+
+    async def admit(self, problem: Problem) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+def test_an_environment_that_refuses_a_problem_is_closed() -> None:
+    policy = build_policy(PolicyConfig(name="edit", options={"prompts": "play", "tools": {"search": {}}}))
+    closed = len(Counted.closed)
+    with pytest.raises(DataError, match="no such task"), named_objects({"object:refusing": Refusing}):
+        admit_all(policy, [Problem("p", "Go.")], base_codec(), 100_000,
+                  environment=EnvironmentConfig(name="object:refusing"))  # fmt: skip
+    assert len(Counted.closed) == closed + 1
+
+
+def test_admit_is_a_plain_method() -> None:
+    policy = build_policy(PolicyConfig(name="edit", options={"prompts": "play", "tools": {}}))
+    with pytest.raises(ConfigError, match="admit"):
+        admit_all(policy, [], base_codec(), 100_000, environment=EnvironmentConfig(name=f"{__file__}:Waiting"))
 
 
 def test_an_environment_is_a_class() -> None:
@@ -322,3 +359,74 @@ def test_check_plays_an_environment_twice(name: str, options: dict[str, Any], pa
     findings = check(f"{__file__}:{name}", options)
     assert all(finding.passed for finding in findings) is passed
     assert findings[0].name == "steps"
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [("<think>I go left</think>right", "right"), ("right\n<think>or\nleft", "right"), ("<think>left", "")],
+)
+def test_thinking_is_no_action(reply: str, action: str) -> None:
+    trajectory, _ = acted([reply], policy_options={"max_turns": 1})
+    assert [one.action for one in of_type(trajectory.events, EnvironmentStepped)] == ([action] if action else [])
+
+
+def test_a_cold_start_names_the_problem_on_which_the_environment_fails() -> None:
+    policy = build_policy(PolicyConfig(name="edit", options={**PLAY, "prompts": "play_short"}))
+    failing = OpenEnvironment(EnvironmentConfig(name=f"{__file__}:Broken", options={"how": "raises"}))
+    task = Problem("stairs", "Go.", metadata={"walkthrough": ["right"]})
+    with pytest.raises(RunError, match=r"stairs.*no game"):
+        WalkthroughLessons(policy, base_codec(), failing, lambda _: task, seed=0).draw(0)
+
+
+def test_golds_are_needed_by_the_rewards_that_compare_with_them() -> None:
+    world = {"environment": {"name": f"{__file__}:Corridor"}}
+    for reward, needed in (("environment", False), ("em", True), (f"{__file__}:long_way", False)):
+        assert RunConfig.model_validate({**world, "reward": {"name": reward}}).needs_golds is needed
+    assert RunConfig.model_validate({"reward": {"name": f"{__file__}:long_way"}}).needs_golds
+
+
+def long_way(problem: Problem, trajectory: Trajectory) -> float:
+    """A reward without golds."""
+    return float(len(of_type(trajectory.events, EnvironmentStepped)))
+
+
+long_way.needs_gold = False  # type: ignore[attr-defined]
+
+
+def test_a_custom_reward_that_needs_no_gold_grades_a_task() -> None:
+    trajectory, _ = acted(["left", "right"], policy_options={"max_turns": 2})
+    reward = build_reward(RewardConfig(name=f"{__file__}:long_way"), base_codec())
+    grade = asyncio.run(closing(reward, reward.grade(Problem("p", "q"), trajectory)))
+    assert grade.value == 2.0
+
+
+class Asked(Corridor):
+    """Counts its steps."""
+
+    steps: ClassVar[list[str]] = []
+
+    def step(self, action: str) -> Step:
+        self.steps.append(action)
+        return super().step(action)
+
+
+def test_a_walkthrough_is_played_once_and_goes_on_where_another_ended() -> None:
+    async def walked(world: OpenEnvironment, walk: list[Any], actions: Sequence[str]) -> list[Any]:
+        episode = Retraced(world, events.append, walk)
+        shown: list[Any] = [await episode.reset(Problem("p"))]
+        for action in actions:
+            shown.append(await episode.step(action))
+        await episode.close()
+        return [*shown, episode.done]
+
+    events, world = list[EnvironmentStepped](), OpenEnvironment(EnvironmentConfig(name="object:asked"))
+    with named_objects({"object:asked": Asked}):
+        walk: list[Any] = []
+        first = asyncio.run(walked(world, walk, ["right", "left"]))
+        assert asyncio.run(walked(world, walk, ["right"]))[:-1] == first[:2]
+        assert Asked.steps == ["right", "left"]
+        onwards = ["right", "left", "right", "right"]
+        longer = asyncio.run(walked(world, walk, onwards))
+    assert Asked.steps == ["right", "left", *onwards]
+    assert longer[:3] == first[:3]
+    assert (longer[-1], len(events)) == (True, 2 + 1 + 4)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ pytest.importorskip("textworld", reason="needs the extra textworld")
 @pytest.fixture(scope="module")
 def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("made") / "games"
-    made = make_games(GameSet(games=2, held_out=1, difficulty=(3,), test_difficulty=(2, 32)), out=out)
-    assert made.problems == {"train.jsonl": 2, "test-2.jsonl": 1, "test-32.jsonl": 1}
+    made = make_games(GameSet(games=6, held_out=1, difficulty=(3,), test_difficulty=(2, 32)), out=out)
+    assert made.problems == {"train.jsonl": 6, "test-2.jsonl": 1, "test-32.jsonl": 1}
     return out
 
 
@@ -52,6 +53,19 @@ def test_the_walkthrough_wins(name: str, games: Path) -> None:
     assert (last.reward, last.done, last.info["won"]) == (1.0, True, 1.0)
     thing = problem.metadata["walkthrough"][-1].split()[-1]
     assert steps[0].observation == f"The note says: take the {thing}."
+
+
+def test_the_order_of_the_things_tells_nothing(games: Path) -> None:
+    places = set()
+    for problem in problems(games):
+        *way, last = problem.metadata["walkthrough"]
+        game = TextWorldEnvironment(str(games))
+        game.reset(problem)
+        shown = [game.step(action) for action in way][-1].observation
+        game.close()
+        listed = re.findall(r"\ba (\w+)", shown)
+        places.add(listed.index(last.split()[-1]))
+    assert len(places) > 1
 
 
 def test_another_thing_loses_and_nonsense_is_invalid(games: Path) -> None:

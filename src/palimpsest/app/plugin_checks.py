@@ -119,34 +119,33 @@ ACTIONS = ("look", "", "go north", "<|im_end|>", "x" * 1000, "look")
 
 
 async def _check_environment(config: EnvironmentConfig) -> list[Finding]:
-    world, problem = OpenEnvironment(config), Problem("checked", "Try it.")
-    world.build()
-    played = list[tuple[list[str], list[EnvironmentStepped]]]()
-    for _ in range(2):
-        steps = list[EnvironmentStepped]()
-        episode = world.episode(steps.append)
-        try:
-            shown = [await episode.reset(problem)]
-            for action in ACTIONS:
-                if not episode.done:
-                    shown.append((await episode.step(action)).observation)
-        except EnvironmentLost as error:
-            return [Finding("steps", False, f"{error}{error.where and f' ({error.where})'}")]
-        finally:
-            await episode.close()
-        played.append((shown, steps))
-    (shown, steps), again = played
-    alike = (shown, steps) == again
+    environment = OpenEnvironment(config)
+    with environment.built():
+        pass
+    try:
+        (shown, steps), again = [await _tried(environment) for _ in range(2)]
+    except EnvironmentLost as error:
+        return [Finding("steps", False, f"{error}{error.where and f' ({error.where})'}")]
+    alike, said = (shown, steps) == again, "two objects answer the same actions"
+    said += " alike" if alike else " differently: a resumed run can't repeat them"
     return [
         Finding("steps", True, f"{len(steps)} of {len(ACTIONS)} actions, until it was done"),
-        Finding(
-            "repeats",
-            alike,
-            "two objects answer the same actions alike"
-            if alike
-            else "two objects answer the same actions differently: a resumed run can't repeat them",
-        ),
+        Finding("repeats", alike, said),
     ]
+
+
+async def _tried(environment: OpenEnvironment) -> tuple[list[str], list[EnvironmentStepped]]:
+    """Observations and steps of an episode."""
+    steps = list[EnvironmentStepped]()
+    episode = environment.episode(steps.append)
+    try:
+        shown = [await episode.reset(Problem("checked", "Try it."))]
+        for action in ACTIONS:
+            if not episode.done:
+                shown.append((await episode.step(action)).observation)
+    finally:
+        await episode.close()
+    return shown, steps
 
 
 # ---- Checks of a credit rule ---------------------------------------------------------------------------------

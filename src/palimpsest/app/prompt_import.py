@@ -78,7 +78,8 @@ def import_prompts(path: Path, policy: str | None = None) -> ImportedPrompts:
     if not found:
         wanted = f" of policy {policy}" if policy else ""
         raise ConfigError(
-            f"{path}: no prompts{wanted} in {counted(len(files), 'Python file')}; name the file with them"
+            f"{path}: no prompts{wanted} in {counted(len(files), 'Python file')}: name a file with one text for "
+            "reading, one for the answer, and one NO_MEMORY at most"
         )
     trained = [one for one in found if "impls" in one.path.parts]
     first, *others = trained or found
@@ -106,21 +107,21 @@ def _prompts_of(file: Path, root: Path) -> ImportedPrompts | None:
     try:
         source = read_regular(file, _MOST_BYTES + 1)
         tree = ast.parse(source if len(source) <= _MOST_BYTES else b"")
+        strings = list(_strings(tree))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # no file of prompts
     texts: dict[str, str] = {}
-    for name, value in _strings(tree):
+    for name, value in strings:
         key, text = _known(name, value)
         if key is not None and texts.setdefault(key, text) != text:
             return None
     if "answer" not in texts or not texts.keys() & {"read", "read_section_first"}:
         return None
-    if "merge" in texts:
-        return ImportedPrompts(file.relative_to(root), "parallel", texts | _merges(tree, texts["merge"]))
-    if "{recalled}" in texts["answer"]:
-        return ImportedPrompts(file.relative_to(root), "recall", texts)
-    texts.pop("nothing_recalled", None)
-    return ImportedPrompts(file.relative_to(root), "overwrite", texts)
+    policy = "parallel" if "merge" in texts else "recall" if "{recalled}" in texts["answer"] else "overwrite"
+    if policy != "recall":
+        texts.pop("nothing_recalled", None)
+    texts |= _merges(tree, texts["merge"]) if policy == "parallel" else {}
+    return ImportedPrompts(file.relative_to(root), policy, texts)
 
 
 def _known(name: str, value: str) -> tuple[str | None, str]:

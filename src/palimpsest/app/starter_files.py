@@ -192,7 +192,8 @@ def prompt_file(policy: PolicyConfig) -> str:
 
 def _entry(name: str, value: Any, slots: Slots | None) -> str:
     about = "" if slots is None else f"# {_about(slots)}\n"
-    return about + yaml.dump({name: value}, Dumper=Dumper, allow_unicode=True, width=1000).removesuffix("...\n")
+    text = yaml.dump({name: value}, Dumper=Dumper, allow_unicode=True, width=1000)
+    return about + (text.removesuffix("...\n") if text.endswith("\n...\n") else text)  # the mark of a document's end
 
 
 def _about(slots: Slots) -> str:

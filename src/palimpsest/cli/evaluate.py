@@ -216,7 +216,7 @@ def show_evaluation(evaluation: Evaluation) -> None:
     console, made = stdout(160), evaluation.table
     extra = {"pass@k" if "@" in name else name: name for name in made.columns if "@" in name or name == "disagree"}
     figures = dict(FIGURES)
-    if any("steps" in row for row in made):
+    if evaluation.config.environment is not None:
         figures = {name: key for name, key in figures.items() if key not in ANSWERED} | {name: name for name in ACTED}
     console.print(_table(evaluation.title, {**figures, **extra}, evaluation, made))
     remembering = [row for row in made if "overwritten" in row or "recall hits" in row]  # only policies with a memory

@@ -97,7 +97,7 @@ def serve(
 def serve_openenv(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe or a YAML file: policy, data, reward, tokenizer.")],
     overrides: Overrides = None,
-    host: Host = "127.0.0.1",
+    host: Annotated[str, SERVER(help="Address; OpenEnv has no keys, so loopback or a closed network.")] = "127.0.0.1",
     port: Port = 8500,
     sessions: Annotated[int, SERVER(min=1, help="Episodes at the same time.")] = 64,
 ) -> None:

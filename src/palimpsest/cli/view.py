@@ -29,7 +29,8 @@ def view(
     export: Annotated[
         Path | None,
         OUTPUT(
-            help="Write one file and exit: .html opens without a server, .eval is for inspect view, .jsonl is ATIF."
+            help="Write one file and exit: .html opens without a server, .eval is for inspect view, .jsonl is ATIF, "
+            "traces.jsonl is for verifiers."
         ),
     ] = None,
     episodes: Annotated[

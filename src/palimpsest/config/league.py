@@ -39,7 +39,7 @@ class MethodConfig(Strict):
     options: dict[str, Any] = Field(default_factory=dict)
     """Its options; further ones are the recipe's, as far as the policy has them."""
     recipe: str | None = None
-    """Instead of the league's `recipe`."""
+    """Instead of the league's `recipe`; with `protocols` its policy, options and model, not its reward and sampling."""
     overrides: dict[str, Any] = Field(default_factory=dict)
     """Dotted keys of this method's configuration, after those of the league."""
     train: bool = True
@@ -76,7 +76,7 @@ class LeagueConfig(Strict):
     families: tuple[Task, ...] = ("needle",)
     """Families of synthetic documents to train on and to average over; with `data` unused."""
     held_out: tuple[str, ...] = ()
-    """Families or protocols that are only evaluated; not in the mean."""
+    """Families, files or protocols that are only evaluated; not in the mean."""
     chunks: OneOrMore[int] = (4, 64, 256)
     """Lengths of evaluated documents in paragraphs; the first is the training length."""
     data: Sources | None = None
@@ -120,7 +120,7 @@ class LeagueConfig(Strict):
         if self.data is not None and self.protocols:
             raise ValueError("protocols: instead of data; omit one of them")
         held_out = get_args(Task) if self.synthetic else self.sets
-        if strange := sorted(set(self.held_out) - set(held_out)):
+        if self.data is None and (strange := sorted(set(self.held_out) - set(held_out))):
             raise ValueError(f"held_out={strange[0]}: is not evaluated{nearest(strange[0], held_out)}")
         if len({family_of(name) for name in self.protocols}) < len(self.protocols):
             raise ValueError(f"protocols={list(self.protocols)}: two have the same name; rename a file")
@@ -144,11 +144,6 @@ class LeagueConfig(Strict):
         if self.synthetic:
             return (*self.families, *self.held_out)
         return tuple(self.protocols) if self.data is None else listed(self.data)
-
-    def is_held_out(self, family: str) -> bool:
-        """True for a family that is not in the mean; a protocol's families begin with its name."""
-        names = map(family_of, self.held_out)
-        return any(family == name or family.startswith(f"{name} ") for name in names)
 
 
 def family_of(name: str) -> str:
@@ -207,9 +202,17 @@ def _values(name: str, depth: int = 0) -> dict[str, Any]:
         raise ConfigError(f"league {name}: extends {parent}: more than {_DEEPEST} leagues extend each other")
     base = _values(str(parent) if parent in names else str(path.parent / str(parent)), depth + 1)
     if isinstance(own := values.get("methods"), dict) and isinstance(inherited := base.get("methods"), dict):
-        values["methods"] = {name: _changed(inherited.get(name), entry) for name, entry in {**inherited, **own}.items()}
+        values["methods"] = inherited | {name: _method(inherited.get(name), entry) for name, entry in own.items()}
     values["overrides"] = _changed(base.get("overrides"), values.get("overrides", {}))
     return {**base, **values}
+
+
+def _method(inherited: Any, own: Any) -> Any:
+    """An inherited method with its own keys; the options are those of its policy."""
+    if not isinstance(inherited, dict) or not isinstance(own, dict):
+        return own
+    same_policy = own.get("policy") in (None, inherited.get("policy"))
+    return {name: value for name, value in inherited.items() if same_policy or name != "options"} | own
 
 
 def _changed(inherited: Any, own: Any) -> Any:

@@ -158,6 +158,11 @@ class RewardConfig(Strict):
         return tuple({"name": layer} if isinstance(layer, str) else layer for layer in value)
 
     @property
+    def needs_gold(self) -> bool:
+        """Return whether it compares with golds; a custom reward says so itself, when it is built."""
+        return self.name in REWARDS and self.name != "environment"
+
+    @property
     def rewards_turns(self) -> bool:
         """Return whether single turns may get separate rewards."""
         return self.state is not None or self.name not in REWARDS or self.name == "environment" or bool(self.layers)

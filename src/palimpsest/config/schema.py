@@ -50,7 +50,8 @@ class EnvironmentConfig(Strict):
     name: str
     """textworld, openenv, or my_module:MyEnvironment."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options; textworld: `games`, the folder of the games, and `commands`, to list the valid ones."""
+    """Options. textworld: `games`, their folder; `commands`, list the valid ones; `most_steps`, a multiple of the
+    walkthrough's; `workers`, processes. openenv: `url`; `action`, `observation`, names of their text fields."""
     timeout_s: float = Field(30.0, ge=MIN_REPLY_S, le=MAX_WAIT_S)
     """Limit of one reset or step; a slower one ends the episode ungraded."""
 
@@ -223,8 +224,8 @@ class EvaluationConfig(Strict):
     """Files of an evaluation recipe that `palimpsest eval --data DIR` evaluates."""
     sizes: tuple[int, ...] = ()
     """Problem sizes that `quickstart` evaluates. Documents: lengths, as multiples of the largest training size (the
-    curriculum's last, or `data.synthetic.chunks`). Search problems: numbers of questions. None: (1, 16, 64, 256), or
-    (2, 4, 6, 8)."""
+    curriculum's last, or `data.synthetic.chunks`). Search problems: numbers of questions. Games: moves of the files
+    of `data.val_files`. None: (1, 16, 64, 256), (2, 4, 6, 8), or (4, 8, 16, 32)."""
     problems: int = Field(64, ge=1)
     """Held-out problems per evaluation during training, and per size in `quickstart`."""
     chunk_budget: int | None = Field(None, ge=1)
@@ -339,6 +340,11 @@ class RunConfig(Strict):
         check_served(self)
         check_cluster(self)
         return self
+
+    @property
+    def needs_golds(self) -> bool:
+        """Return whether every training problem needs a gold."""
+        return self.environment is None or self.reward.needs_gold
 
     @model_validator(mode="after")
     def _seeds_are_for_an_environment(self) -> RunConfig:

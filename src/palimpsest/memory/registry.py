@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from inspect import iscoroutinefunction
+from contextlib import AbstractContextManager, nullcontext
 
 from palimpsest import plugins
 from palimpsest.config.keys import nearest_key
@@ -99,20 +99,24 @@ def admit_all(
     cls = type(policy)
     path, shipped = f"{cls.__module__}:{cls.__qualname__}", KINDS["policy"].shipped
     name = next((name for name, where in shipped.items() if where == path), cls.__name__)
-    world = None if environment is None else _world(environment, policy, name)
-    _check_window(policy, name, codec, max_context, note)
+    with nullcontext() if environment is None else _environment(environment, policy, name) as opened:
+        _check_window(policy, name, codec, max_context, note)
+        _admit(policy, name, problems, codec, opened)
+
+
+def _admit(
+    policy: MemoryPolicy, name: str, problems: Iterable[Problem], codec: Codec, environment: Environment | None
+) -> None:
     documents, long = [], list[LongQuestion]()
     for problem in problems:
         documents.append(problem.context is not None)
         _suits(problem, policy, name)
-        if world is not None:
-            world.admit(problem)
+        if environment is not None:
+            environment.admit(problem)
         try:
             policy.admit(problem, codec)
         except LongQuestion as error:
             long.append(error)
-    if world is not None and not iscoroutinefunction(world.close):
-        world.close()
     if long:
         raise max(long, key=lambda error: error.tokens)  # so that one fix suffices
     if documents and policy.reads_documents and not any(documents):
@@ -140,16 +144,16 @@ def _suits(problem: Problem, policy: MemoryPolicy, name: str) -> None:
         raise _brings_memory(problem, name)
 
 
-def _world(environment: EnvironmentConfig, policy: MemoryPolicy, name: str) -> Environment:
+def _environment(
+    environment: EnvironmentConfig, policy: MemoryPolicy, name: str
+) -> AbstractContextManager[Environment]:
     """An environment that the policy acts in."""
     if not policy.acts:
         message = f"{name} acts in no environment; choose one of {_shipped(lambda cls: cls.acts)}"
         raise ConfigError(f"policy.name: {message} (a custom policy that does sets acts = True)")
     if isinstance(policy, ToolAgentPolicy) and policy.prompts in ("standard", "short"):
         raise ConfigError("asks a question; in an environment set play, play_short or a file", key=PROMPTS)
-    if isinstance(policy, ToolAgentPolicy) and policy.tools == {"search": {}}:
-        raise ConfigError("name the tools next to the environment, {} for none", key="policy.options.tools")
-    return OpenEnvironment(environment).build()
+    return OpenEnvironment(environment).built()
 
 
 def _shipped(suits: Callable[[type[MemoryPolicy]], bool]) -> str:

@@ -7,6 +7,8 @@ Each is a plain or async function, or a class: palimpsest constructs it with its
 `grade` if it has one. A parameter called `codec` receives the model's codec, which turns token ids into text. Plain
 functions run on one daemon thread, one call at a time in order of arrival. The time limit starts with the call.
 
+`needs_gold = False` on a function or class: it also grades problems without a gold, such as those of an environment.
+
 Guaranteed: an exception, an invalid value (NaN, 1e300, a text, None) or a call over `reward.timeout_s` leaves the
 episode ungraded with the reason, never at zero, and does not end the run; a lost episode is ungraded without a call; a
 plain function may block, and needs no lock; calls behind one that timed out continue on a new thread. A function of the
@@ -161,10 +163,12 @@ _REASON_CHARS, _MESSAGE_CHARS = 500, 250
 
 @dataclass(frozen=True, slots=True)
 class CustomReward:
-    """A user's reward as a grader. Each grade's breakdown has all of `METRICS`, and the user's entries."""
+    """A user's reward as a grader. A breakdown has all of `METRICS`, if there is a gold, and the user's entries."""
 
     name: str
     caller: Caller
+    needs_gold: bool = True
+    """False: it also grades problems without a gold."""
 
     async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
         """The function's grade, or an ungraded result with the reason."""
@@ -173,7 +177,8 @@ class CustomReward:
         grade = await _call_reward(self.name, self.caller, Grade(0.0), problem, trajectory)
         if grade.value is None:
             return grade
-        return replace(grade, breakdown={**measure(trajectory.answer or "", problem.answers), **grade.breakdown})
+        metrics = measure(trajectory.answer or "", problem.answers) if problem.answers else {}
+        return replace(grade, breakdown={**metrics, **grade.breakdown})
 
     async def close(self) -> None:
         await self.caller.close()

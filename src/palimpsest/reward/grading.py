@@ -153,6 +153,7 @@ class Reward:
 
     @property
     def needs_gold(self) -> bool:
+        """Return whether it leaves problems without a gold ungraded."""
         return getattr(self.answer, "needs_gold", True)
 
     async def grade(self, problem: Problem, trajectory: Trajectory) -> Grade:
@@ -218,7 +219,8 @@ def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
     if config.name in REWARDS:
         return shipped_answer(config, folder)
     call = plugins.build("reward", config.name, config.options, codec=codec)
-    return CustomReward(config.name, Caller(call, config.timeout_s))
+    needs_gold = getattr(getattr(call, "__self__", call), "needs_gold", True)
+    return CustomReward(config.name, Caller(call, config.timeout_s), needs_gold)
 
 
 def shipped_answer(config: RewardConfig, folder: Path | None = None) -> Grades:

@@ -9,16 +9,21 @@ tokenizer of `model.path`.
     reset(seed=7)                       {"messages": [...], "max_tokens": 64}
     step({"text": "Anna lives ..."})    the next prompt, or {"done": true, "reward": 1.0, "metadata": {...}}
 
+A reply that the trainer cut has `"truncated": true`. Without a seed, `reset` takes the next problem.
+
 Guaranteed: a session plays one episode at a time, with a policy of the recipe, unchanged; a new reset or the end of the
 connection ends the episode; the same seed gives the same problem. Sessions are bounded.
-Not covered: tokens and log-probabilities, which the trainer has; authentication, which OpenEnv lacks, so the server
-listens on loopback unless told otherwise.
+Not covered: tokens and log-probabilities, which the trainer has; tool results in the role `tool` (they arrive as user
+messages); the window of the trainer's chat template, since budgets count our markers; OpenEnv's HTTP calls, which have
+no session; authentication, which OpenEnv lacks, so the server
+listens on loopback unless `--host` names another address.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -42,6 +47,8 @@ from palimpsest.types import Completion, Problem, SamplingParams, StopReason
 
 LONGEST = 1 << 20
 """Characters of a reply that are read."""
+PATIENCE_S = 3600.0
+"""Silence of a client that learns, before its connection counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +74,37 @@ class Tasks:
     source: ProblemSource
     reward: Reward
     roles: OpenRoles
+    stops: tuple[str, ...]
+    """Texts that end a reply of the model."""
+    seeds: Iterator[int] = field(default_factory=itertools.count)
+    """Seeds of episodes without one."""
 
     @classmethod
     def open(cls, config: RunConfig) -> Tasks:
         """Raises ConfigError, DataError or ModelError."""
-        codec = neutral_codec(Codec.load(config.model))
+        for name, role in config.roles.items():
+            if role.model is not None and role.url is None:
+                raise ConfigError(
+                    "served tasks have no model of their own: set url, or model=null to ask the trainer's model",
+                    key=f"roles.{name}.model",
+                    value=role.model,
+                )
+        own = Codec.load(config.model)
+        codec, stops = neutral_codec(own), tuple(own.decode([stop]) for stop in own.stop_ids)
         policy = build_policy(config.policy)
-        source = build_source(config.data, config.seed, split="train", golds=config.environment is None)
+        source = build_source(config.data, config.seed, split="train", golds=config.needs_golds)
         admit_all(policy, source.problems(step=0, count=1), codec, 1 << 30, environment=config.environment)
-        return cls(config, codec, policy, source, build_reward(config.reward, codec), open_roles(config, codec))
+        return cls(config, codec, policy, source, build_reward(config.reward, codec), open_roles(config, codec), stops)
 
     def problem(self, seed: int) -> Problem:
+        """Raises ValueError for a negative seed, or another type."""
+        if type(seed) is not int or not 0 <= seed < 1 << 63:
+            raise ValueError(f"seed={seed!r:.40}: give a whole number from 0")
         return self.source.problems(step=seed, count=1)[0]
+
+
+_Reply = tuple[str, bool]
+"""Text, and whether it was cut."""
 
 
 class _Asking(Sampler):
@@ -87,15 +113,18 @@ class _Asking(Sampler):
     max_context = 1 << 30
     version = 0
 
-    def __init__(self, codec: Codec) -> None:
-        self.codec = codec
-        self.asked: asyncio.Queue[tuple[Sequence[int], SamplingParams, asyncio.Future[str]]] = asyncio.Queue()
+    def __init__(self, codec: Codec, stops: Sequence[str]) -> None:
+        self.codec, self.stops = codec, stops
+        self.asked: asyncio.Queue[tuple[Sequence[int], SamplingParams, asyncio.Future[_Reply]]] = asyncio.Queue()
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **_: Any) -> Completion:
-        reply: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
         self.asked.put_nowait((prompt_ids, params, reply))
-        ids = [*self.codec.encode((await reply)[:LONGEST]), self.codec.stop_ids[-1]]
-        reason = StopReason.STOP if len(ids) <= params.max_tokens else StopReason.LENGTH
+        text, truncated = await reply
+        for stop in self.stops:
+            text = text.removesuffix(stop)
+        ids = self.codec.encode(text[:LONGEST]) + ([] if truncated else [self.codec.stop_ids[-1]])
+        reason = StopReason.LENGTH if truncated or len(ids) > params.max_tokens else StopReason.STOP
         ids = ids[: params.max_tokens]
         return Completion(tuple(ids), (0.0,) * len(ids), reason)
 
@@ -111,14 +140,15 @@ class TaskSession:
     def __init__(self, tasks: Tasks) -> None:
         self.tasks = tasks
         self._playing: asyncio.Task[Any] | None = None
-        self._sampler = _Asking(tasks.codec)
-        self._reply: asyncio.Future[str] | None = None
+        self._sampler = _Asking(tasks.codec, tasks.stops)
+        self._reply: asyncio.Future[_Reply] | None = None
         self._problem = Problem()
 
-    async def reset(self, seed: int = 0) -> TaskPrompt:
-        """Begin an episode of problem `seed`; returns its first prompt."""
+    async def reset(self, seed: int | None = None) -> TaskPrompt:
+        """Begin an episode of problem `seed`, None for the next one; returns its first prompt. Raises ValueError."""
         await self.close()
-        tasks, self._sampler = self.tasks, _Asking(self.tasks.codec)
+        tasks, self._sampler = self.tasks, _Asking(self.tasks.codec, self.tasks.stops)
+        seed = next(tasks.seeds) if seed is None else seed
         self._problem = tasks.problem(seed)
         episode = play(
             self._problem,
@@ -135,11 +165,14 @@ class TaskSession:
         self._playing = asyncio.create_task(episode)
         return await self._next()
 
-    async def step(self, text: str) -> TaskPrompt:
-        """The prompt after the reply `text`, or the end. Raises ValueError without an episode."""
+    async def step(self, text: str, *, truncated: bool = False) -> TaskPrompt:
+        """The prompt after the reply `text`, cut at its budget if `truncated`, or the end.
+
+        Raises ValueError without an episode.
+        """
         if self._reply is None:
             raise ValueError("no episode: call reset first")
-        self._reply.set_result(text)
+        self._reply.set_result((text, truncated))
         return await self._next()
 
     async def close(self) -> None:
@@ -173,6 +206,7 @@ def openenv_app(tasks: Tasks, sessions: int) -> Any:
 
     class Reply(Action):  # type: ignore[misc]
         text: str
+        truncated: bool = False
 
     class Prompt(Observation):  # type: ignore[misc]
         messages: tuple[dict[str, str], ...] = ()
@@ -189,11 +223,11 @@ def openenv_app(tasks: Tasks, sessions: int) -> Any:
         async def reset_async(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Prompt:
             self.loop = asyncio.get_running_loop()
             self.about = State(episode_id=episode_id)
-            return Prompt(**asdict(await self.session.reset(seed or 0)))
+            return Prompt(**asdict(await self.session.reset(seed)))
 
         async def step_async(self, action: Reply, timeout_s: float | None = None, **_: Any) -> Prompt:
             self.about.step_count += 1
-            return Prompt(**asdict(await self.session.step(action.text)))
+            return Prompt(**asdict(await self.session.step(action.text, truncated=action.truncated)))
 
         def reset(self, *_: Any, **__: Any) -> Prompt:
             raise NotImplementedError("the server calls reset_async and step_async")
@@ -218,5 +252,6 @@ def serve_tasks(tasks: Tasks, host: str, port: int, sessions: int, *, on_ready: 
         taken.listen(1024)
         address = f"[{host}]" if ":" in host else host
         on_ready(f"http://{address}:{taken.getsockname()[1]}  an OpenEnv environment of {tasks.config.recipe}")
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws_max_size=4 * LONGEST))
+        limits: dict[str, Any] = {"ws_max_size": 4 * LONGEST, "ws_ping_timeout": PATIENCE_S}
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", **limits))
         asyncio.run(server.serve([taken]))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from array import array
 from bisect import bisect_left
 from functools import lru_cache
 from typing import Literal
@@ -122,6 +123,9 @@ _WORDS = rf"(?:per )?(?:{_UNIT})|[mglh]|(?<=/)s|[ap]\.?m|b\.c"
 _MEASURE = rf"(?:[ /-]?(?:°(?: ?[cf](?!\w))?|[%‰]|[€$£¥₹₩](?!\d)|(?:{_WORDS})(?!\w)))+"
 NUMBER = re.compile(rf"{_DIGITS}(?:[ -](?:of )?{_MONTH}{_YEAR}|{_MEASURE})?|(?<!\w){_MONTH} {_DIGITS}{_YEAR}")
 """A number as one token, in flat text."""
+_WORD_START = re.compile(rf"(?<=\s)(?!(?:of|{_WORDS}|{_MONTH})(?!\w))[^\W\d]")
+"""A word that is in no number."""
+_NEAR, _FAR = 80, 400  # characters before an edge and after it that are looked at
 DECIMAL = re.compile(r"\d+(?:[.,٫٬]\d+)+")  # the digits of one number
 
 
@@ -165,13 +169,17 @@ def _is_mark(character: str) -> bool:
 def _cuts(whole: re.Pattern[str], text: str, edge: int) -> bool:
     if not _DIGIT.search(text, max(0, edge - 40), edge + 40):  # the usual case
         return False
+    word = _WORD_START.search(text, max(0, edge - _NEAR), edge + 40)
+    if word and word.start() < edge:  # it is in no number
+        near = whole.finditer(text, word.start(), edge + _FAR)
+        return next((token.start() < edge for token in near if token.end() > edge), False)
     starts, ends = _tokens(whole.pattern, text)
     token = bisect_left(starts, edge) - 1
     return token >= 0 and edge < ends[token]
 
 
-@lru_cache(maxsize=64)
-def _tokens(whole: str, text: str) -> tuple[list[int], list[int]]:
-    """Start and end of each token, in order."""
+@lru_cache(maxsize=4)
+def _tokens(whole: str, text: str) -> tuple[array[int], array[int]]:
+    """Start and end of each token, in order: of a text of figures, where a piece may be found at each of them."""
     spans = [token.span() for token in re.finditer(whole, text)]
-    return [start for start, _ in spans], [end for _, end in spans]
+    return array("q", (start for start, _ in spans)), array("q", (end for _, end in spans))

@@ -23,8 +23,8 @@ import asyncio
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 
 class Environment(ABC):
-    """One object per episode. A custom class need not inherit this; methods may be coroutines."""
+    """One object per episode. A custom class need not inherit this; `reset`, `step` and `close` may be coroutines."""
 
     def admit(self, problem: Problem) -> None:  # noqa: B027  most environments accept every problem
         """Raise DataError at load for a problem that the environment lacks."""
@@ -105,6 +105,18 @@ class OpenEnvironment:
         built: Environment = plugins.build("environment", self.config.name, self.config.options)
         return built
 
+    @contextmanager
+    def built(self) -> Iterator[Environment]:
+        """A new object to ask before any episode. Raises ConfigError."""
+        environment = self.build()
+        try:
+            if iscoroutinefunction(environment.admit):
+                raise ConfigError("admit must be a plain method", key="environment.name", value=self.config.name)
+            yield environment
+        finally:
+            if not iscoroutinefunction(environment.close):
+                environment.close()
+
     def episode(self, record: Callable[[EnvironmentStepped], None]) -> EpisodeEnvironment:
         """For one episode; `record` gets each step."""
         return EpisodeEnvironment(self, record)
@@ -135,7 +147,15 @@ class EpisodeEnvironment:
 
     async def step(self, action: str) -> Step:
         """The result of `action`, recorded as an event. Raises EnvironmentLost."""
-        step = _checked(await self._call(self._built.step, action))
+        return self.recorded(action, await self.act(action))
+
+    async def act(self, action: str) -> Step:
+        """The result of `action`, not yet recorded. Raises EnvironmentLost."""
+        if self._built is None:
+            raise RuntimeError("call environment.reset(problem) before environment.step")
+        return _checked(await self._call(self._built.step, action))
+
+    def recorded(self, action: str, step: Step) -> Step:
         self.done = step.done
         self._record(EnvironmentStepped(action[:400], step.reward, step.done, step.info))
         return step

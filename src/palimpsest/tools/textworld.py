@@ -94,7 +94,8 @@ _STARTING = threading.Lock()
 _NUMBERS = itertools.count()
 
 
-def _worker(number: int) -> GameWorker:
+def worker_of(number: int) -> GameWorker:
+    """The process of that number, started again if it has ended."""
     with _STARTING:
         worker = _WORKERS.get(number)
         if worker is None or not worker.alive:
@@ -150,7 +151,7 @@ class TextWorldEnvironment(Environment):
 
     def reset(self, problem: Problem) -> str:
         path = self._path(problem)
-        self._worker = _worker(self._game % self.workers)
+        self._worker = worker_of(self._game % self.workers)
         way = problem.metadata.get("walkthrough")
         if self._factor is not None and isinstance(way, list | tuple) and way:
             self._left = math.ceil(self._factor * len(way))

@@ -67,7 +67,7 @@ def make(path: str, family: str, difficulty: int, seed: int) -> dict[str, Any]:
     game = CHALLENGES[FAMILIES[family]][1](values, options)
     compile_game(game, options)
     Path(path).with_suffix(".ni").unlink(missing_ok=True)
-    return {"objective": game.objective, "walkthrough": list(game.walkthrough), "most": game.max_score}
+    return {"objective": game.objective, "walkthrough": list(game.walkthrough)}
 
 
 def make_notes(options: Any, length: int, rng: random.Random) -> dict[str, Any]:
@@ -87,19 +87,20 @@ def make_notes(options: Any, length: int, rng: random.Random) -> dict[str, Any]:
         back = _BACK[way]
     rooms[-1].infos.desc = "The way ends."
     maker.set_player(rooms[0])
-    names = rng.sample(_THINGS, _CHOICES)
+    names, right = rng.sample(_THINGS, _CHOICES), rng.randrange(_CHOICES)  # rooms list their things in order
     things = [maker.new(type="o", name=name) for name in names]
     rooms[-1].add(*things)
     note = maker.new(type="o", name="note")
-    note.infos.desc = f"The note says: take the {names[0]}."
+    note.infos.desc = f"The note says: take the {names[right]}."
     rooms[0].add(note)
     taken = [Event(conditions={maker.new_fact("in", thing, maker.inventory)}) for thing in things]
-    maker.quests = [Quest(win_events=taken[:1], fail_events=taken[1:])]
+    winning = taken.pop(right)
+    maker.quests = [Quest(win_events=[winning], fail_events=taken)]
     game = maker.build()
     compile_game(game, options)
     Path(options.path).with_suffix(".ni").unlink(missing_ok=True)
-    walkthrough = ["examine note", *(f"go {way}" for way in path), f"take {names[0]}"]
-    return {"objective": "Take what the note names.", "walkthrough": walkthrough, "most": game.max_score}
+    walkthrough = ["examine note", *(f"go {way}" for way in path), f"take {names[right]}"]
+    return {"objective": "Take what the note names.", "walkthrough": walkthrough}
 
 
 def shown(text: str) -> str:

@@ -137,7 +137,7 @@ def why_no_signal(metrics: Metrics) -> dict[str, Any]:
     if ungraded > episodes / 2:
         advice = "see why episodes have no grade: palimpsest view"
     elif outcomes.get(Outcome.ANSWER_TRUNCATED, 0) > episodes / 2:
-        advice = "raise policy.options.answer_tokens"
+        advice = "raise policy.options.answer_tokens, or turn_tokens of an agent with tools"
     elif mean_reward >= HIGH:
         advice = "use harder problems"
     elif unmarked > 0.5:

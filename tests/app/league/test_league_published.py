@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from palimpsest import league
+from palimpsest.app.league.league_run import method_config
 from palimpsest.config.league import LeagueConfig
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.sample_log import read_samples
@@ -108,6 +109,28 @@ def test_a_file_that_appears_is_played_by_the_same_call(config: LeagueConfig) ->
         assert (made.fall(made.rows[0]) is None) == (count == 1)
         if count == 1:
             Path("later.json").rename("hqa/eval_100.json")
+    values["methods"]["weights"]["options"]["memory_tokens"] = 16
+    made = league(LeagueConfig.model_validate(values), out="out", quiet=True)
+    assert not made.failed
+    assert made.to_json()["rows"][0]["memory_tokens"] == 16
+    assert Path("out/evals/weights-untrained-0/ruler-hqa.old-1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("method", "policy"),
+    [
+        ({"recipe": "parallel-quickstart"}, "parallel"),
+        ({}, "overwrite"),
+        ({"recipe": "rememr1-7b", "train": False}, "recall"),
+        ({"train": False, "policy": "passages"}, "passages"),
+    ],
+)
+def test_a_protocol_is_played_by_the_agent_of_the_methods_recipe(method: dict[str, Any], policy: str) -> None:
+    made = LeagueConfig.model_validate({"protocols": {"eval/ruler-hqa": "hqa"}, "methods": {"mine": method}})
+    own, played = (method_config(made, made.methods["mine"], 0, name) for name in (None, "eval/ruler-hqa"))
+    assert (played.policy.name, played.recipe) == (policy, "ruler-hqa")
+    if "recipe" in method or not method:
+        assert (played.policy, played.model) == (own.policy, own.model)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,10 @@ def test_further_problems_continue_the_logs(folder: Path) -> None:
     summary = json.loads((folder / "out" / "evals/mine-untrained-0" / "summary.json").read_text())
     assert summary["policy"]["options"]["memory_tokens"] == 6
     assert (folder / "out" / "evals/mine-untrained-0.old-1").is_dir()
+    other = [*words, "methods.mine.model=nowhere"]
+    failed = subprocess.run(other, cwd=folder, env=environment(), capture_output=True, text=True, timeout=WAIT_S)
+    (row,) = json.loads(failed.stdout)["rows"]
+    assert {(cell["n"], cell["accuracy"]) for cell in row["cells"]} == {(0, None)}, "another model's figures"
 
 
 def test_mistakes_are_errors_before_anything_is_written(tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from palimpsest.app.evaluate.evaluation_data import set_names
+from palimpsest.app.league.league_files import held_out_sets
 from palimpsest.app.league.league_run import method_config
 from palimpsest.app.league.league_table import NOT_PLAYED, LeagueTable, MethodRow, kendall_tau
 from palimpsest.config.league import LeagueConfig
+from palimpsest.errors import ConfigError
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.statistics import wilson
 from support.evaluations import sample
@@ -119,3 +122,24 @@ def test_a_method_without_a_family_has_no_place_in_the_order() -> None:
 def test_kendalls_tau_of_a_worked_example() -> None:
     """11 of 15 pairs have the same order, 4 the other."""
     assert kendall_tau([1, 2, 3, 4, 5, 6], [3, 1, 4, 2, 6, 5]) == pytest.approx((11 - 4) / 15)
+
+
+@pytest.mark.parametrize(
+    ("data", "held_out", "families"),
+    [
+        (["x/a.jsonl", "y/a.jsonl"], "y/a.jsonl", ["x/a.jsonl"]),
+        (["x/b.jsonl.gz", "x/c.jsonl.gz"], "x/c.jsonl.gz", ["b"]),
+        (["x/b.jsonl.gz", "x/c.jsonl.gz"], "c", ["b"]),
+    ],
+)
+def test_a_held_out_file_is_known_by_its_path_and_by_the_name_of_its_set(
+    data: list[str], held_out: str, families: list[str]
+) -> None:
+    made = league(data=data, held_out=(held_out,))
+    right = {(name, None): [[1]] for name in set_names(data).values()}
+    assert LeagueTable(made, [row("a", right)]).families == families
+
+
+def test_a_file_that_is_not_evaluated_cant_be_held_out() -> None:
+    with pytest.raises(ConfigError, match=r"held_out=z\.jsonl"):
+        held_out_sets(league(data=["x/a.jsonl"], held_out=("z.jsonl",)))

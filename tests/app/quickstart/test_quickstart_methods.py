@@ -68,6 +68,23 @@ def test_data_that_does_not_grow_and_sizes_beyond_it_are_rejected(method: str, s
 
 
 @pytest.mark.parametrize(
+    ("train", "test"), [("seeds", "seeds"), ("games/train.jsonl", "games/test.jsonl"), ("games/train.jsonl", "null")]
+)
+def test_an_environments_quickstart_needs_a_file_for_each_number_of_moves(train: str, test: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.val_files"):
+        resolve_quickstart("textworld", [f"data.train_files={train}", f"data.val_files={test}"])
+
+
+def test_a_number_of_moves_is_the_one_at_the_end_of_a_files_name(tmp_path: Path) -> None:
+    folder = tmp_path / "v1.2"
+    folder.mkdir()
+    for name in ("train", "test-16"):
+        (folder / f"{name}.jsonl").write_text(f'{{"id": "{name}", "question": "Go.", "answers": []}}\n')
+    plan = grid("textworld", f"data.train_files={folder}/train.jsonl", f"data.val_files={folder}/test-4.jsonl")
+    assert [problem.id for problem in plan.problems(16)] == ["test-16"]
+
+
+@pytest.mark.parametrize(
     ("method", "setting", "message"),
     [
         ("memact", "baselines.prune={name: tool_window}", "baselines.prune: the agent has this name"),

@@ -57,6 +57,12 @@ def test_a_file_of_a_shipped_wording_gives_the_same_prompts(name: str, prompts: 
     assert copied.as_file() == wording.as_file()
 
 
+@pytest.mark.parametrize("text", ["nothing yet...", "a\n...", "a\n...\n", "a\n\n"])
+def test_dots_at_the_end_of_a_text_stay(text: str) -> None:
+    shown = prompt_file(PolicyConfig(name="overwrite", options={"prompts": {**TEXTS, "empty_memory": text}}))
+    assert yaml.safe_load(shown)["empty_memory"] == text
+
+
 def test_the_model_sees_the_wording_of_the_file() -> None:
     codec = base_codec()
     filled = READ.replace("{question}", "Who?").replace("{memory}", "nothing yet").replace("{section}", "Ann ran.")

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from palimpsest.events import EnvironmentFailed, Event
 from palimpsest.memory.edit import EditPolicy
 from palimpsest.rollout.segments import segments_of
-from palimpsest.types import Grade, Group
+from palimpsest.types import Grade, Group, Outcome, Trajectory
 from palimpsest.viewer.export.atif import VERSION, atif
 from support.agents import SMALL, base_codec, call, played, search, world
 
@@ -35,3 +36,10 @@ def test_steps_are_the_segments_of_an_episode(edits: bool) -> None:
     shown = "".join(step["message"] for step in first)
     assert shown.startswith(codec.decode(trajectory.turns[0].prompt_ids))
     assert "Alice drinks tea" in shown
+
+
+def test_events_before_the_first_reply_are_at_the_root() -> None:
+    failed = Event(EnvironmentFailed("no game"), 0)
+    trajectory = Trajectory("p", "g", 0, (), Outcome.ENVIRONMENT_FAILED, "", (failed,))
+    made = atif(Group(world(), (trajectory,), (Grade(None, reason="lost"),)), 0, base_codec(), "a model")
+    assert made["extra"]["events"] == [{"kind": "environment_error", "message": "no game", "where": ""}]

@@ -190,7 +190,7 @@ class EpisodeOrigin:
     def _problems(self, problem: Problem) -> Iterator[Problem]:
         size = problem.metadata.get("chunks", problem.metadata.get("objectives"))
         size = size if type(size) is int else None
-        data, golds = self.config.data, self.config.environment is None
+        data, golds = self.config.data, self.config.needs_golds
         source = build_source(data, self.config.seed, split="train" if self.training else "eval", golds=golds)
         if not self.training:
             yield from source.problems(step=0, count=_SEARCHED, size=size)

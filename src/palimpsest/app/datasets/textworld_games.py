@@ -12,9 +12,8 @@ Not covered: equal bytes of game files, in which the compiler writes the date.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from palimpsest.errors import ConfigError, RunError, nearest
 from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.folder_guard import Made, new_folder
 from palimpsest.seeding import derive_seed
-from palimpsest.tools.textworld import GameWorker, WorkerLost
+from palimpsest.tools.textworld import WorkerLost, worker_of
 from palimpsest.tools.textworld_worker import FAMILIES, HARDEST
 
 PATIENCE_S = 600.0
@@ -75,24 +74,19 @@ def make_games(
         (folder / "games").mkdir()
         total = sum(map(len, wanted.files.values()))
         count = max(1, min(processes, total))
-        with shown.count("games", total) as tick, ThreadPoolExecutor(count) as threads, _workers(count) as free:
+        with shown.count("games", total) as tick, ThreadPoolExecutor(count) as threads:
 
             def row(split: str, index: int, difficulty: int) -> dict[str, Any]:
-                worker = free.pop()
-                try:
-                    return _row(worker, folder, wanted, split, index, difficulty)
-                finally:
-                    free.append(worker)
-                    tick()
+                made = _row(index % count, folder, wanted, split, index, difficulty)
+                tick()
+                return made
 
             for split, levels in wanted.files.items():
                 rows = threads.map(row, itertools.repeat(split), range(len(levels)), levels)
                 described[f"{split}.jsonl"] = {"problems": write_rows(folder / f"{split}.jsonl", rows)}
-        settings = asdict(wanted)
-        seed = settings.pop("seed")
-        edition = write_manifest(
-            folder, made_by="palimpsest data textworld", seed=seed, described=described, settings=settings
-        )
+        settings = {name: value for name, value in asdict(wanted).items() if name != "seed"}
+        by = "palimpsest data textworld"
+        edition = write_manifest(folder, made_by=by, seed=wanted.seed, described=described, settings=settings)
     return Made(out, edition, {name: entry["problems"] for name, entry in described.items()})
 
 
@@ -110,17 +104,7 @@ def make_missing_games(config: RunConfig, progress: Progress) -> None:
         make_games(QUICKSTART, out=folder, progress=progress)
 
 
-@contextmanager
-def _workers(count: int) -> Iterator[list[GameWorker]]:
-    workers = [GameWorker() for _ in range(count)]
-    try:
-        yield [*workers]
-    finally:
-        for worker in workers:
-            worker.close()
-
-
-def _row(worker: GameWorker, folder: Path, wanted: GameSet, split: str, index: int, difficulty: int) -> dict[str, Any]:
+def _row(process: int, folder: Path, wanted: GameSet, split: str, index: int, difficulty: int) -> dict[str, Any]:
     about = {"family": wanted.family, "difficulty": difficulty}
     for attempt in range(_TRIES):
         drawn = derive_seed(wanted.seed, "textworld", wanted.family, difficulty, split, index, attempt) % (1 << 30)
@@ -128,9 +112,9 @@ def _row(worker: GameWorker, folder: Path, wanted: GameSet, split: str, index: i
         name = f"{wanted.family}-{difficulty}-{number}"
         game = f"games/{name}.z8"
         try:
-            made = worker.call(PATIENCE_S, make=str((folder / game).resolve()), seed=number, **about)
+            made = worker_of(process).call(PATIENCE_S, make=str((folder / game).resolve()), seed=number, **about)
         except WorkerLost as error:
-            if attempt == _TRIES - 1 or not worker.alive:
+            if attempt == _TRIES - 1:
                 raise RunError(f"game {name}: {error}") from None
             continue
         metadata = {"game": game, **about, "walkthrough": made["walkthrough"]}

@@ -82,17 +82,16 @@ def read_problems(
         if len(tasks) > 1:
             by_name = {task: with_keys(config, {key: (task,)}) for task in tasks}
         return {part(name, n, "chunks"): _drawn(one, n, count) for name, one in by_name.items() for n in lengths}
+    if source == SEEDS:
+        if chunks or documents or config.data.documents:
+            raise ConfigError(f"chunks, documents: tasks of {SEEDS} have no length; omit it")
+        seeds = build_source(config.data, config.seed, split="eval")
+        return {part(SEEDS): seeds.problems(step=0, count=limit or DRAWN_PROBLEMS)}
     searched = source == SYNTHETIC_SEARCH or config.data.search is not None
     if chunks is not None:
         files = ", ".join(listed(source))
         takes = "search takes objectives (--objectives)" if searched else f"{files} takes documents (--documents)"
         raise ConfigError(f"chunks={','.join(map(str, chunks))}: sets the length of synthetic documents; {takes}")
-    if source == SEEDS:
-        return {
-            part(SEEDS): build_source(config.data, config.seed, split="eval").problems(
-                step=0, count=limit or DRAWN_PROBLEMS
-            )
-        }
     if searched:
         search = config.data.search or SearchDataConfig()
         # a file uses all: its limit counts rows
@@ -116,14 +115,19 @@ def expanded(paths: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(all_paths))
 
 
+def set_names(paths: Sequence[str]) -> dict[str, str]:
+    """Name of each file's set: the file's, or the path if two files share a name."""
+    stems = {path: unpacked_name(Path(plain(path))).stem for path in paths}
+    names = list(stems.values())
+    return {path: stem if names.count(stem) == 1 else path for path, stem in stems.items()}
+
+
 def _of_files(
     config: RunConfig, paths: Sequence[str], skipped: list[str], documents: Sequence[int]
 ) -> dict[Cell, Sequence[Problem]]:
-    """Problems by file and number of documents; a cell's name is the file's, or its path if two files share a name."""
-    stems = [unpacked_name(Path(plain(path))).stem for path in paths]
+    """Problems by file and number of documents."""
     cells = dict[Cell, Sequence[Problem]]()
-    for path, stem in zip(paths, stems, strict=True):
-        name = stem if stems.count(stem) == 1 else path
+    for path, name in set_names(paths).items():
         first, *rest = documents or (config.data.documents,)
         changes = {"train_files": path, "val_files": None, "documents": first}
         source = build_source(config.data.model_copy(update=changes), config.seed, split="eval")

@@ -214,14 +214,14 @@ def _entries(plan: EvalPlan, cells: CellProblems, engine: Engine) -> tuple[list[
     """
     entries, blank, errors = list[Entry](), dict[str, str](), list[Exception]()
     window = "; ".join(part for part in (f"model {plan.config.model.path}", engine.limits.note) if part)
-    acting = plan.config.environment
+    environment = plan.config.environment
     for config in plan.policies:
         policy = build_policy(config)
         _check_calls(policy, engine)
         for part_cell, problems in cells.items():
             cell = replace(part_cell, player=config.name)
             try:
-                admit_all(policy, problems, engine.codec, engine.sampler.max_context, window, acting)
+                admit_all(policy, problems, engine.codec, engine.sampler.max_context, window, environment)
             except (ConfigError, DataError) as error:
                 blank[cell.title] = str(error)
                 errors.append(error)

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from palimpsest.app.evaluate.evaluation_data import expanded, set_names
 from palimpsest.app.evaluate.evaluation_plan import files_of
 from palimpsest.config.data import listed
 from palimpsest.config.league import LeagueConfig, family_of
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import FileSet
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, nearest
 
 SetSize = tuple[str, int | None]
 """Family and length."""
@@ -38,12 +39,20 @@ class ProtocolFiles:
         return next((cell for path, cell in self.cells.items() if name in (path, Path(path).stem)), None)
 
 
-def league_files(league: LeagueConfig) -> list[ProtocolFiles]:
-    """The files of each protocol. Raises ConfigError if all of one are missing."""
-    return [_files(protocol, folder) for protocol, folder in league.protocols.items()]
+def held_out_sets(league: LeagueConfig) -> frozenset[str]:
+    """Names of the evaluated sets that are not in the mean. Raises ConfigError."""
+    if league.data is None:
+        return frozenset(map(family_of, league.held_out))
+    names = set_names(expanded(listed(league.data)))
+    names |= {name: name for name in names.values()}
+    for name in league.held_out:
+        if name not in names:
+            raise ConfigError(f"held_out={name}: is not evaluated{nearest(name, names)}")
+    return frozenset(names[name] for name in league.held_out)
 
 
-def _files(protocol: str, folder: str) -> ProtocolFiles:
+def protocol_files(protocol: str, folder: str) -> ProtocolFiles:
+    """The files of a protocol. Raises ConfigError if all are missing."""
     sets = load_recipe(protocol).evaluation.files
     if not sets:
         raise ConfigError(f"protocols.{protocol}: has no files; name a published protocol, such as eval/ruler-hqa")

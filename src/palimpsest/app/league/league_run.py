@@ -4,6 +4,7 @@
     OUT/runs/METHOD-SEED            trainings, as `palimpsest train` writes them
     OUT/evals/METHOD-SEED           evaluations, as `palimpsest eval` writes them; METHOD-untrained-SEED before training
     OUT/evals/METHOD-SEED/PROTOCOL  the same, of a league with protocols
+    OUT/evals/NAME.yaml             model and configuration of that evaluation, which is renamed if they change
     OUT/league.json, league.html    the table so far, after every piece of work
 
 Guaranteed: a killed league continues with the same call, its trainings bit for bit; finished work is not repeated; an
@@ -26,7 +27,7 @@ from palimpsest import files
 from palimpsest.app.config_resolution import run_config
 from palimpsest.app.evaluate.evaluation_plan import OPTIONS
 from palimpsest.app.evaluate.evaluation_run import evaluate
-from palimpsest.app.league.league_files import ProtocolFiles, league_files
+from palimpsest.app.league.league_files import ProtocolFiles, held_out_sets, protocol_files
 from palimpsest.app.league.league_page import write_league
 from palimpsest.app.league.league_table import LeagueTable, evaluation_folder, read_row, run_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
@@ -34,13 +35,13 @@ from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.training_run import train
 from palimpsest.app.worker_processes import Say, run_process, serve_parent
 from palimpsest.config.league import LeagueConfig, MethodConfig, dump_league, load_league
-from palimpsest.config.load import Overrides
+from palimpsest.config.load import Overrides, dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import leaves
 from palimpsest.engines.open import layout_on, with_sampler
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import SUMMARY, read_object
-from palimpsest.memory.registry import build_policy, evaluated, policy_class
+from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.progress.reporter import Logger, Progress, Silent, Tick
 from palimpsest.runs.folder_guard import FolderLock, visible_names
@@ -48,6 +49,7 @@ from palimpsest.runs.run_folder import CONFIG, load_config
 
 LEAGUE = "league.yaml"
 _MAIN = "from palimpsest.app.league.league_run import main; main()"
+_OF_TRAINING = ("train", "optim", "loss", "credit", "cold_start")
 _PARTS = 100  # shown parts of a training, and of an evaluation
 
 
@@ -75,7 +77,8 @@ async def league_async(
     work = LeagueWork(config, folder)
     for name in config.methods:  # before anything is written
         work.config(name, config.seeds[0])
-    for note in (note for files_there in work.protocols for note in files_there.notes):
+    held_out_sets(config)
+    for note in (note for published in work.protocols for note in published.notes):
         shown.message(note)
     with _locked(folder):
         files.write_file(folder / LEAGUE, dump_league(config).encode())
@@ -121,6 +124,31 @@ class LeagueJob:
         return f"{self.name}, seed {self.seed}{'' if self.trained else ', no training'}"
 
 
+@dataclass(frozen=True, slots=True)
+class LeagueEvaluation:
+    """An evaluation of a piece of work."""
+
+    folder: Path
+    config: RunConfig
+    depends_on: bytes
+    """What its samples depend on, but for number and lengths of the problems, as YAML."""
+    published: ProtocolFiles | None = None
+
+    @property
+    def record(self) -> Path:
+        """File with `depends_on`."""
+        return self.folder.with_name(f"{self.folder.name}.yaml")
+
+    @property
+    def is_other(self) -> bool:
+        """True if the folder has the evaluation of another model or configuration."""
+        return self.record.is_file() and self.record.read_bytes() != self.depends_on
+
+    def set_aside_other(self) -> None:
+        if self.is_other and self.folder.exists():
+            files.set_aside(self.folder)
+
+
 @dataclass(frozen=True)
 class LeagueWork:
     """The work of a league in a folder."""
@@ -136,7 +164,7 @@ class LeagueWork:
     @cached_property
     def protocols(self) -> list[ProtocolFiles]:
         """Files of the protocols, as this call found them. Raises ConfigError."""
-        return league_files(self.league)
+        return [protocol_files(protocol, folder) for protocol, folder in self.league.protocols.items()]
 
     def jobs(self) -> list[LeagueJob]:
         """All work, seed by seed, so that the table fills evenly."""
@@ -181,9 +209,19 @@ class LeagueWork:
         if not self.league.synthetic or not played or len(cells) + blank != wanted:
             return False
         config, run = self.config(job.name, job.seed), run_folder(self.out, job.name, job.seed)
-        if not job.trained:
-            return _plays(summary, config)
-        return (run / CONFIG).is_file() and load_config(run) == with_sampler(config, "policy") and Run(run).finished
+        trained = (run / CONFIG).is_file() and load_config(run) == with_sampler(config, "policy") and Run(run).finished
+        return not any(one.is_other for one in self.evaluations(job)) and (trained or not job.trained)
+
+    def evaluations(self, job: LeagueJob) -> Iterator[LeagueEvaluation]:
+        """The evaluations of a piece of work: one, or one per protocol."""
+        method = self.league.methods[job.name]
+        folder = evaluation_folder(self.out, job.name, job.seed, trained=job.trained)
+        for published in self.protocols or (None,):
+            config = self.config(job.name, job.seed, published.protocol if published else None)
+            own = folder / published.name if published else folder
+            asked = config if job.trained else _without_training(config)
+            depends_on = f"# model {method.model} {method.base_url or ''}\n{dump_config(asked)}".encode()
+            yield LeagueEvaluation(own, config, depends_on, published)
 
     async def play(self, progress: Progress) -> None:
         """Do all work that is left, `processes` methods at a time."""
@@ -217,11 +255,11 @@ class LeagueWork:
             tick(_PARTS - done, note=job.title)
 
 
-def _plays(summary: Mapping[str, Any], config: RunConfig) -> bool:
-    """True if an evaluation's policy is that of `config`."""
-    there, policy = dict(summary.get("policy", {})), evaluated(config.policy)
-    options = dict(there.get("options", {}))
-    return there.get("name") == policy.name and {**options, **policy.options} == options
+def _without_training(config: RunConfig) -> RunConfig:
+    """A configuration with the keys of an evaluation."""
+    sized = {"synthetic": config.data.synthetic.model_copy(update={"chunks": 1}), "curriculum": None, "limit": None}
+    usual = {name: RunConfig.model_fields[name].get_default(call_default_factory=True) for name in _OF_TRAINING}
+    return config.model_copy(update={**usual, "data": config.data.model_copy(update=sized)})
 
 
 def _rows_of(method: MethodConfig) -> Sequence[bool]:
@@ -232,10 +270,12 @@ def _rows_of(method: MethodConfig) -> Sequence[bool]:
 def method_config(league: LeagueConfig, method: MethodConfig, seed: int, protocol: str | None = None) -> RunConfig:
     """Configuration of a method's run: recipe or protocol, the league's keys, the policy, the method's keys.
 
-    Options of the policy, the recipe's and the league's, apply as far as the policy has them. Raises ConfigError.
+    Policy and model are the recipe's: a protocol's only for a method that is not trained and names none. Options of the
+    policy, the recipe's and the league's, apply as far as the policy has them. Raises ConfigError.
     """
-    base = protocol or method.recipe or league.recipe
-    recipe = run_config(base)
+    own = method.recipe or (league.recipe if method.train else None)
+    base = protocol or own or league.recipe
+    recipe = run_config(own or base)
     policy = method.policy or recipe.policy.name
     known, shared = options_of(cls := policy_class(policy)), dict(leaves(league.overrides))
     options = recipe.policy.options | {
@@ -243,7 +283,9 @@ def method_config(league: LeagueConfig, method: MethodConfig, seed: int, protoco
     }
     options = {name: value for name, value in options.items() if name in known} | method.options
     keys: dict[str, Any] = {"policy.name": policy, "policy.options": options}
-    keys |= {} if method.model is None or method.base_url else {"model.path": method.model}
+    if not method.base_url:
+        weights = recipe.model.model_dump(mode="json") | ({} if method.model is None else {"path": method.model})
+        keys |= {f"model.{name}": value for name, value in weights.items()}
     if league.synthetic:
         keys |= {"data.train_files": "synthetic", "data.synthetic.chunks": league.chunks[0]}
         keys |= {"data.synthetic.task": _learnt(league, cls), "data.synthetic.val_task": list(league.sets)}
@@ -270,7 +312,10 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
     folder = Path(out)
     league = load_league(folder / LEAGUE)
     method, number, of_training = league.methods[name], int(seed), trained == "1"
-    work = LeagueWork(league, folder)
+    work, job = LeagueWork(league, folder), LeagueJob(name, number, of_training)
+    evaluations = list(work.evaluations(job))
+    for one in evaluations:
+        one.set_aside_other()
     config = work.config(name, number)
     progress, model = Reported(say, _PARTS // 2 if of_training else _PARTS), method.model or config.model.path
     if of_training:
@@ -278,17 +323,14 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
         if not run.finished:
             raise RunError("the training was interrupted; run the same league again")
         model = str(run.folder)
-    parts = max(1, len(league.protocols))
-    out_folder = evaluation_folder(folder, name, number, trained=of_training)
     data = list(league.data) if isinstance(league.data, tuple) else league.data
-    for files_there in work.protocols or (None,):
-        own = out_folder / files_there.name if files_there else out_folder
-        before = None if of_training or files_there else read_object(own / SUMMARY)
-        published = files_there and work.config(name, number, files_there.protocol)
+    for one in evaluations:
+        one.record.parent.mkdir(parents=True, exist_ok=True)
+        files.write_file(one.record, one.depends_on)
         evaluate(
             model,
-            files_there.folder if files_there else data,
-            recipe=published or (None if of_training else config),
+            one.published.folder if one.published else data,
+            recipe=None if of_training and one.published is None else one.config,
             overrides=[]
             if of_training or method.base_url or league.gpus == 1
             else layout_on(league.gpus, None, key="gpus"),
@@ -300,9 +342,8 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
             base_url=method.base_url,
             api_key_env=method.api_key_env,
             tokenizer=method.tokenizer,
-            out=own,
-            force=before is not None and not _plays(before, config),  # of a method with another policy
-            progress=Reported(say, progress.parts // parts),
+            out=one.folder,
+            progress=Reported(say, progress.parts // len(evaluations)),
         )
 
 

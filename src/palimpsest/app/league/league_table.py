@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from palimpsest.app.league.league_files import ProtocolFiles, SetSize
+from palimpsest.app.league.league_files import ProtocolFiles, SetSize, held_out_sets
 from palimpsest.config.league import UNTRAINED, LeagueConfig, MethodConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, read_log, read_object
@@ -172,18 +172,17 @@ class LeagueTable:
             return [cell for files in self.protocols for cell in files.cells.values()]
         return list(dict.fromkeys(cell for row in self.rows for cell in row.cells))
 
-    @property
+    @cached_property
     def families(self) -> list[str]:
-        """Families of the mean."""
-        names = dict.fromkeys(name for name, _ in self.cells)
-        return [name for name in names if not self.league.is_held_out(name)]
+        """Families of the mean; a protocol's begin with its name."""
+        names, held_out = dict.fromkeys(name for name, _ in self.cells), held_out_sets(self.league)
+        return [name for name in names if not held_out & {name, name.partition(" ")[0] if self.protocols else name}]
 
     @property
-    def sizes(self) -> list[int | None]:
-        """Lengths of the families in the mean, the shortest first."""
-        return sorted(
-            {size for name, size in self.cells if name in self.families}, key=lambda size: (size is None, size or 0)
-        )
+    def sizes(self) -> Sequence[int | None]:
+        """Lengths of the families in the mean, the shortest first; None if none has a length."""
+        found = {size for name, size in self.cells if name in self.families}
+        return sorted(size for size in found if size is not None) or list(found)
 
     @property
     def longest(self) -> list[SetSize]:

@@ -42,6 +42,8 @@ from palimpsest.types import Problem
 
 METHOD = "memagent"
 FOLDER = "runs/quickstart"
+_MOVES = re.compile(r"\d+(?=(\.[A-Za-z]\w*)+$)")
+"""The number at the end of a file's name."""
 _FOLDERS = ("", "..", "before", "after")
 """Reserved or invalid names of folders under evaluations/."""
 
@@ -155,7 +157,8 @@ class Grid:
         if self.axis is PARAGRAPHS:
             data = data.model_copy(update={"documents": self.size(point)})
         if self.axis is MOVES:
-            data = data.model_copy(update={"val_files": re.sub(r"\d+(?=\.)", str(point), str(data.val_files))})
+            path = Path(str(data.val_files))
+            data = data.model_copy(update={"val_files": str(path.with_name(_MOVES.sub(str(point), path.name)))})
         source = build_source(data, self.config.seed, split="eval")
         return source.problems(step=0, count=self.count(point), size=self.size(point))
 
@@ -219,10 +222,17 @@ def resolve_quickstart(
 
 
 def _check(config: RunConfig) -> None:
-    documents = config.data.documents or config.environment
-    if config.data.train_files not in GENERATED and not (documents and config.data.val_files):
+    data = config.data
+    if config.environment is not None:
+        if data.train_files in GENERATED or not _MOVES.search(Path(str(data.val_files or "")).name):
+            raise ConfigError(
+                f"data.train_files={data.train_files}, data.val_files={data.val_files}: the quickstart of an "
+                "environment needs files of tasks, and in the name of val_files the number of moves, such as "
+                "games/test-4.jsonl"
+            )
+    elif data.train_files not in GENERATED and not (data.documents and data.val_files):
         raise ConfigError(
-            f"data.train_files={config.data.train_files}: quickstart evaluates beyond the training length, so files "
+            f"data.train_files={data.train_files}: quickstart evaluates beyond the training length, so files "
             "need data.documents, the paragraphs of a training context, and data.val_files with held-out questions; "
             "palimpsest train takes any file"
         )

@@ -407,8 +407,8 @@ def _admit(config: RunConfig, setup: Setup) -> None:
     engine, grid = setup.engine, Grid(config)
     problems = grid.problems(grid.telling)
     for policy in (config.policy, *grid.others.values()):
-        world, most = config.environment, engine.sampler.max_context
-        admit_all(build_policy(policy), problems, engine.codec, most, environment=world)
+        most = engine.sampler.max_context
+        admit_all(build_policy(policy), problems, engine.codec, most, environment=config.environment)
 
 
 _SECONDS = {

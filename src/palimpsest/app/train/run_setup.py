@@ -47,7 +47,7 @@ class Inputs:
     def of(cls, config: RunConfig) -> Inputs:
         """Read what `config` names and check it, except for the model."""
         policy = policy_checked(config)
-        source = build_source(config.data, config.seed, split="train", golds=config.environment is None)
+        source = build_source(config.data, config.seed, split="train", golds=config.needs_golds)
         source.problems(step=0, count=config.train.batch_size)
         held_out, skipped = None, dict.fromkeys(rows_left_out(source))
         if config.train.eval_steps:

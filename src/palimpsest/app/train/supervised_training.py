@@ -257,9 +257,9 @@ def build_lessons(
     """SFT examples in the policy's form, for a model of `window` tokens. Raises ConfigError if none exist for it."""
     if config.environment is not None:
         source = build_source(config.data, config.seed, split="train", golds=False)
-        world = OpenEnvironment(config.environment)
+        environment = OpenEnvironment(config.environment)
         return WalkthroughLessons(
-            policy, codec, world, lambda index: source.problems(step=index, count=1)[0], config.seed
+            policy, codec, environment, lambda index: source.problems(step=index, count=1)[0], config.seed
         )
     if config.data.train_files == "synthetic" and isinstance(policy, LeadPolicy):
         return LeadLessons(policy, codec, config.seed, config.data.synthetic.task)

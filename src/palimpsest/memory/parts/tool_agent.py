@@ -34,6 +34,7 @@ from palimpsest.memory.policy import Answered, MemoryPolicy, Model, require_posi
 from palimpsest.seeding import keyed_random
 from palimpsest.text.chat import ChatPieces, chat_pieces, described_tools, native_style, opening, user_pieces
 from palimpsest.text.codec import Codec
+from palimpsest.text.reply_tags import spoken_spans
 from palimpsest.text.template import Template, insert
 from palimpsest.text.tool_calls import CallStyle, Malformed, ToolCall, calls_in
 from palimpsest.text.tool_schema import argument_fault
@@ -240,7 +241,7 @@ class ToolAgentPolicy(MemoryPolicy):
     def style(self, codec: Codec) -> CallStyle:
         return native_style(codec) or "hermes" if self.call_style == "auto" else self.call_style
 
-    def calls(self, reply: Sequence[int], codec: Codec) -> tuple[Found, ...]:
+    def calls(self, reply: Sequence[int], codec: Codec) -> tuple[ToolCall | Malformed, ...]:
         """The calls of a reply's ids; without one, what looks like a call in another format."""
         schemas = {spec.name: spec.parameters for spec in self.specs}
         return calls_in(sampled_text(reply, codec), self.style(codec), schemas)
@@ -251,11 +252,7 @@ class ToolAgentPolicy(MemoryPolicy):
         if model.environment is None:
             return calls
         names = {spec.name for spec in self.specs}
-        calls = tuple(
-            one
-            for one in calls
-            if (one.name in names if isinstance(one, ToolCall) else isinstance(one, Malformed) and not one.unread)
-        )
+        calls = tuple(one for one in calls if (one.name in names if isinstance(one, ToolCall) else not one.unread))
         return (*calls, *_action(sampled_text(reply, model.codec), calls))
 
     def pieces(self, codec: Codec) -> ChatPieces:
@@ -417,14 +414,21 @@ class ToolAgentPolicy(MemoryPolicy):
             episode.model.event(ToolFailed(str(answer.error), **about, message=answer.text[:400]))
 
 
+def _within(at: int, spans: Sequence[tuple[int, int]]) -> bool:
+    return any(start <= at < end for start, end in spans)
+
+
 def _action(text: str, calls: Sequence[Found]) -> Iterator[Action]:
-    """The last line outside of the calls with a word, but no tag or fence; without one an empty action, unless there
-    are calls.
+    """The last line outside of thinking and calls with a word, but no tag or fence; without one an empty action, unless
+    there are calls.
 
     >>> [(one.text, text[one.start:one.end]) for text in ("Left?\\n go  west \\n", "") for one in _action(text, [])]
     [('go west', 'go  west'), ('', '')]
     """
-    outside = "".join("\n" if any(one.start <= at < one.end for one in calls) else sign for at, sign in enumerate(text))
+    spoken, hidden = spoken_spans(text), [(one.start, one.end) for one in calls]
+    if "<think" not in text and not any(text[start:end].strip() for start, end in spoken):
+        spoken = [(0, len(text))]  # a stray tag ends it
+    outside = "".join(sign if _within(at, spoken) and not _within(at, hidden) else "\n" for at, sign in enumerate(text))
     lines = [line for line in re.finditer(r"[^\n]+", outside) if re.search(r"\w", line[0]) and not _TAG.match(line[0])]
     if not lines and not calls:
         yield Action("", len(text), len(text))

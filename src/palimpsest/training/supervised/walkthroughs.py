@@ -4,7 +4,8 @@
 per episode, and occasionally before, on random blocks. A note is one or two random lines that the prompt shows: the
 examples teach the form of edits and commands, not which lines matter. A summary is such lines too.
 
-Guaranteed: an example is a pure function of (seed, index), the policy, the problem and the environment.
+Guaranteed: an example is a pure function of (seed, index), the policy, the problem and the environment. An environment
+is asked once per problem and step of its walkthrough.
 Not covered: commands that depend on luck; exploring, which a walkthrough lacks.
 """
 
@@ -14,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from palimpsest.errors import ConfigError, DataError
+from palimpsest.errors import ConfigError, DataError, RunError
+from palimpsest.events import EnvironmentStepped
 from palimpsest.memory.parts.tool_agent import Action, ToolAgentPolicy
 from palimpsest.seeding import keyed_random
 from palimpsest.text.codec import Codec
 from palimpsest.text.tool_calls import calls_text
-from palimpsest.tools.environment import EpisodeEnvironment, OpenEnvironment
+from palimpsest.tools.environment import EnvironmentLost, EpisodeEnvironment, OpenEnvironment, Step
 from palimpsest.training.supervised.scripted_episodes import EARLY, Teacher
 from palimpsest.types import Problem, Trajectory
 
@@ -29,31 +31,63 @@ FILL = (0.5, 0.8)
 """Range of the filled share of the context at which an example edits."""
 
 
+@dataclass(frozen=True, slots=True)
 class WalkthroughLessons:
     """Draws SFT examples for one policy, one codec and an environment."""
 
-    def __init__(
-        self,
-        policy: Any,
-        codec: Codec,
-        environment: OpenEnvironment,
-        problem: Callable[[int], Problem],
-        seed: int,
-    ) -> None:
-        """`problem`: the problem of an example's number. Raises ConfigError for a policy that does not act."""
-        if not isinstance(policy, ToolAgentPolicy):
-            name = type(policy).__name__
+    policy: Any
+    codec: Codec
+    environment: OpenEnvironment
+    problem: Callable[[int], Problem]
+    """The problem of an example's number."""
+    seed: int
+    walks: dict[str, list[Any]] = field(default_factory=dict, repr=False, compare=False)
+    """First observation and steps along each problem's walkthrough, as far as an example came."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a policy that does not act."""
+        if not isinstance(self.policy, ToolAgentPolicy):
+            name = type(self.policy).__name__
             raise ConfigError(
                 f"{name} has no scripted episodes in an environment: set cold_start=null", key="cold_start"
             )
-        self.policy, self.codec, self.environment, self.problem, self.seed = policy, codec, environment, problem, seed
 
     def draw(self, index: int) -> Trajectory:
-        """Raises DataError for a problem without a walkthrough."""
+        """Raises DataError for a problem without a walkthrough, RunError for an environment that fails."""
         problem = self.problem(index)
         walker = Walker(self.codec, problem, self.policy, keyed_random(self.seed, "walkthrough", index))
-        walker.environment = self.environment.episode(walker.event)
-        return walker.played(index)
+        walker.environment = Retraced(self.environment, walker.event, self.walks.setdefault(problem.id, []))
+        try:
+            return walker.played(index)
+        except EnvironmentLost as error:
+            where = error.where and f" ({error.where})"
+            raise RunError(f"cold_start: problem {problem.id}: the environment failed: {error}{where}") from error
+
+
+class Retraced(EpisodeEnvironment):
+    """An episode along a walkthrough. What another one saw there is not played again."""
+
+    def __init__(self, opened: OpenEnvironment, record: Callable[[EnvironmentStepped], None], walk: list[Any]) -> None:
+        super().__init__(opened, record)
+        self._walk, self._before = walk, list[str]()
+
+    async def reset(self, problem: Problem) -> str:
+        self._problem = problem
+        if not self._walk:
+            self._walk.append(await super().reset(problem))
+        first: str = self._walk[0]
+        return first
+
+    async def step(self, action: str) -> Step:
+        at = len(self._before) + 1
+        if at == len(self._walk):
+            if self._built is None:
+                await super().reset(self._problem)
+                for earlier in self._before:
+                    await self.act(earlier)
+            self._walk.append(await self.act(action))
+        self._before.append(action)
+        return self.recorded(action, self._walk[at])
 
 
 @dataclass

@@ -3,7 +3,7 @@
     step of source user     text that the next prompt has after the one before; the whole prompt after an edit of the
                             context, with `extra.segment`
     step of source agent    a reply, with prompt and reply ids and log-probabilities in `metrics`, and in `extra` the
-                            turn's name, role and events
+                            turn's name, role and events; those before the first reply are in the root's `extra`
 
 A reader that replays steps gets the text of one segment (rollout/segments.py); the ids of each reply hold for all.
 
@@ -13,7 +13,7 @@ Not covered: calls as `tool_calls`: they are part of the replies' text. Prompts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from palimpsest._version import __version__
@@ -22,14 +22,22 @@ from palimpsest.text.json_text import storable
 from palimpsest.types import Group, Trajectory, Turn
 
 VERSION = "ATIF-v1.7"
+EpisodeForm = Callable[[Group, int, Codec, str], dict[str, Any]]
+"""(group, index of the episode, codec, name of the model) -> an episode in a form of another tool."""
 
 
 def atif(group: Group, index: int, codec: Codec, model: str) -> dict[str, Any]:
     """Episode `index` of a group."""
     trajectory, grade = group.trajectories[index], group.grades[index]
     steps = [{"step_id": number, **step} for number, step in enumerate(_steps(trajectory, codec), 1)]
-    about = {"reward": grade.value, "reason": grade.reason, "breakdown": dict(grade.breakdown)}
-    extra = {"outcome": trajectory.outcome.value, "answer": trajectory.answer, "problem": group.problem.id, **about}
+    about: dict[str, Any] = {"reward": grade.value, "reason": grade.reason, "breakdown": dict(grade.breakdown)}
+    extra: dict[str, Any] = {
+        "outcome": trajectory.outcome.value,
+        "answer": trajectory.answer,
+        "problem": group.problem.id,
+        **about,
+    }
+    extra["events"] = _events(trajectory, 0)
     made = {
         "schema_version": VERSION,
         "session_id": trajectory.group_id,
@@ -47,21 +55,25 @@ def atif(group: Group, index: int, codec: Codec, model: str) -> dict[str, Any]:
     return stored
 
 
-def _steps(trajectory: Trajectory, codec: Codec) -> Iterator[dict[str, Any]]:
-    before, segment = tuple[int, ...](), 0
+def added(trajectory: Trajectory) -> Iterator[tuple[Turn, tuple[int, ...], bool]]:
+    """Each turn with the ids that its prompt adds to the turn before, and whether it continues that one."""
+    before = tuple[int, ...]()
     for index, turn in enumerate(trajectory.turns):
         follows = index > 0 and turn.prompt_ids[: len(before)] == before
-        segment += not follows and index > 0
-        new = turn.prompt_ids[len(before) :] if follows else turn.prompt_ids
+        yield turn, turn.prompt_ids[len(before) :] if follows else turn.prompt_ids, follows
+        before = (*turn.prompt_ids, *turn.completion.token_ids)
+
+
+def _steps(trajectory: Trajectory, codec: Codec) -> Iterator[dict[str, Any]]:
+    segment = -1
+    for turn, new, follows in added(trajectory):
+        segment += not follows
         yield {"source": "user", "message": codec.decode(new), "extra": {"segment": segment}}
         yield {"source": "agent", **_reply(trajectory, turn, codec)}
-        before = (*turn.prompt_ids, *turn.completion.token_ids)
 
 
 def _reply(trajectory: Trajectory, turn: Turn, codec: Codec) -> dict[str, Any]:
     completion = turn.completion
-    happened = [event for event in trajectory.events if event.before_turn == turn.step + 1]
-    events = [{"kind": event.kind, **event.detail} for event in happened]
     metrics = {
         "prompt_tokens": len(turn.prompt_ids),
         "completion_tokens": len(completion.token_ids),
@@ -69,6 +81,12 @@ def _reply(trajectory: Trajectory, turn: Turn, codec: Codec) -> dict[str, Any]:
         "completion_token_ids": list(completion.token_ids),
         "logprobs": list(completion.logprobs),
     }
-    extra = {"turn": turn.name, "role": turn.role, "stop_reason": completion.stop_reason.value, "events": events}
+    extra: dict[str, Any] = {"turn": turn.name, "role": turn.role, "stop_reason": completion.stop_reason.value}
+    extra["events"] = _events(trajectory, turn.step + 1)
     text = codec.decode(completion.token_ids, control=False)
     return {"message": text, "metrics": metrics, "llm_call_count": 1, "extra": extra}
+
+
+def _events(trajectory: Trajectory, before_turn: int) -> list[dict[str, Any]]:
+    happened = (event for event in trajectory.events if event.before_turn == before_turn)
+    return [{"kind": event.kind, **event.detail} for event in happened]

@@ -31,7 +31,7 @@ from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
 from palimpsest.text.json_text import storable, to_json
 from palimpsest.types import Group, StopReason, Turn
-from palimpsest.viewer.export.atif import atif
+from palimpsest.viewer.export.atif import EpisodeForm, atif
 from palimpsest.viewer.export.inline_page import Content, EpisodeIndex, check_places, chosen_step, left_out
 from palimpsest.viewer.records import recorded_episodes as records
 from palimpsest.viewer.records.run_status import Status
@@ -81,12 +81,14 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
     return [_log_of(answers, source, group, notes) for _, group in sorted(players.items(), key=itemgetter(0))]
 
 
-def atif_lines(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex], step: str | None) -> Content:
-    """Recorded episodes as ATIF, a line each. Raises ConfigError without any."""
+def episode_lines(
+    answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex], step: str | None, made: EpisodeForm = atif
+) -> Content:
+    """Recorded episodes in a form of other tools, a line each. Raises ConfigError without any."""
     steps = answers.get(f"/api/runs/{source.key}/steps")
     recorded, notes = recorded_episodes(answers, source, chosen_step(source, steps, step), only)
     codec, model = answers.decoders.of(source).codec, answers.facts.model(source) or "unknown"
-    data = b"".join(to_json(atif(group, index, codec, model)) + b"\n" for group, index in recorded)
+    data = b"".join(to_json(made(group, index, codec, model)) + b"\n" for group, index in recorded)
     return Content(data, len(recorded), notes)
 
 
