@@ -95,8 +95,8 @@ BUDGET: dict[str, tuple[int, int]] = {
     "runs": (1790, 9),
     "servers": (3650, 16),
     "text": (3690, 15),
-    "tools": (900, 6),
-    "training": (2150, 11),
+    "tools": (920, 6),
+    "training": (2190, 11),
     "viewer": (5500, 24),
 }
 """Lines and files of each package with its sub-folders; "" is the root. A package may exceed its lines by 5 % and have

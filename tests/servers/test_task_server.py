@@ -90,7 +90,7 @@ def test_resets_without_a_seed_are_different_problems(tasks: Tasks) -> None:
     assert len(set(shown)) == 3
     for wrong in (-1, 1.5, "7", True, 10**30):
         with pytest.raises(ValueError, match="seed"):
-            asyncio.run(TaskSession(tasks).reset(wrong))  # type: ignore[arg-type]
+            asyncio.run(TaskSession(tasks).reset(wrong))
 
 
 def test_a_role_with_a_local_model_is_refused_by_its_key() -> None:

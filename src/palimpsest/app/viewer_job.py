@@ -25,11 +25,9 @@ from palimpsest.progress.reporter import Progress, Silent
 from palimpsest.runs.folder_guard import free_file, refuse_inside
 from palimpsest.servers.http_service import Server, bound, check_host
 from palimpsest.servers.viewer_server import ViewerService
-from palimpsest.viewer.export.atif import atif
 from palimpsest.viewer.export.inline_page import MOST_BYTES, Content, EpisodeIndex, collect, page_files, single_page
 from palimpsest.viewer.export.inspect_log import episode_lines, inspect_logs
-from palimpsest.viewer.export.verifiers_trace import FILE as TRACES
-from palimpsest.viewer.export.verifiers_trace import verifiers_episode
+from palimpsest.viewer.export.trace_formats import TRACES, atif, verifiers_episode
 from palimpsest.viewer.records.sources import Library, Source
 from palimpsest.viewer.screens.viewer_api import ViewerApi
 

@@ -31,8 +31,8 @@ from palimpsest.text.codec import Codec
 from palimpsest.text.display_text import counted
 from palimpsest.text.json_text import storable, to_json
 from palimpsest.types import Group, StopReason, Turn
-from palimpsest.viewer.export.atif import EpisodeForm, atif
 from palimpsest.viewer.export.inline_page import Content, EpisodeIndex, check_places, chosen_step, left_out
+from palimpsest.viewer.export.trace_formats import EpisodeForm, atif
 from palimpsest.viewer.records import recorded_episodes as records
 from palimpsest.viewer.records.run_status import Status
 from palimpsest.viewer.records.sources import Source, SourceKind, updated

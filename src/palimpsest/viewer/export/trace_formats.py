@@ -1,14 +1,22 @@
-"""Episodes in Harbor's Agent Trajectory Interchange Format (ATIF-v1.7), a JSON object per line.
+"""Episodes in the forms of other tools, a JSON object per line: Harbor's ATIF-v1.7, and traces of verifiers 0.4.
+
+ATIF (Agent Trajectory Interchange Format):
 
     step of source user     text that the next prompt has after the one before; the whole prompt after an edit of the
                             context, with `extra.segment`
     step of source agent    a reply, with prompt and reply ids and log-probabilities in `metrics`, and in `extra` the
                             turn's name, role and events; those before the first reply are in the root's `extra`
 
-A reader that replays steps gets the text of one segment (rollout/segments.py); the ids of each reply hold for all.
+Traces, which `read_episodes` of verifiers reads; their branches are the segments (rollout/segments.py):
 
-Guaranteed: the same record gives the same bytes; every sampled token is in one step.
+    node without parent     the first prompt, and each that does not continue the one before
+    node `sampled`          a reply: its ids, all trainable, and their log-probabilities
+    other nodes             what the next prompt adds
+
+Guaranteed: the same record gives the same bytes; every sampled token is in one step and in one node. A reader that
+replays ATIF's steps gets the text of one segment; the ids of each reply hold for all.
 Not covered: calls as `tool_calls`: they are part of the replies' text. Prompts of long documents make long lines.
+verifiers rounds log-probabilities to four decimals when it writes them again.
 """
 
 from __future__ import annotations
@@ -90,3 +98,47 @@ def _reply(trajectory: Trajectory, turn: Turn, codec: Codec) -> dict[str, Any]:
 def _events(trajectory: Trajectory, before_turn: int) -> list[dict[str, Any]]:
     happened = (event for event in trajectory.events if event.before_turn == before_turn)
     return [{"kind": event.kind, **event.detail} for event in happened]
+
+
+# ---- Traces of verifiers -------------------------------------------------------------------------------------
+
+
+TRACES = "traces.jsonl"
+"""The name that verifiers reads."""
+TRACE_VERSION = 1
+
+
+def verifiers_episode(group: Group, index: int, codec: Codec, model: str) -> dict[str, Any]:
+    """Episode `index` of a group, with its one trace."""
+    trajectory, grade, problem = group.trajectories[index], group.grades[index], group.problem
+    nodes, calls = list[dict[str, Any]](), list[dict[str, Any]]()
+    for turn, new, follows in added(trajectory):
+        message = {"role": "user", "content": codec.decode(new)}
+        parent = len(nodes) - 1 if follows else None
+        nodes.append({"parent": parent, "message": message, "token_ids": list(new), "mask": [False] * len(new)})
+        ids = list(turn.completion.token_ids)
+        reply = {"role": "assistant", "content": codec.decode(ids, control=False)}
+        sampled = {"sampled": True, "mask": [True] * len(ids), "logprobs": list(turn.completion.logprobs)}
+        nodes.append({"parent": len(nodes) - 1, "message": reply, "token_ids": ids, **sampled})
+        usage = {"prompt_tokens": len(turn.prompt_ids), "completion_tokens": len(ids)}
+        reason = turn.completion.stop_reason.value
+        calls.append({"node": len(nodes) - 1, "model": model, "finish_reason": reason, "usage": usage})
+    about = {"id": problem.id, "prompt": problem.question, "answers": list(problem.answers)}
+    task = {"type": "palimpsest", "data": about}
+    graded, outcome = grade.value is not None, trajectory.outcome.value
+    trace = {
+        "version": TRACE_VERSION,
+        "task": task,
+        "agent": {"config": {"model": model}, "name": "palimpsest"},
+        "nodes": nodes,
+        "calls": calls,
+        "rewards": {"reward": {"score": grade.value}} if graded else {},
+        "metrics": dict(grade.breakdown),
+        "info": {"answer": trajectory.answer, "reason": grade.reason},
+        "is_completed": trajectory.outcome.gradable,
+        "ok": graded,
+        "stop_condition": outcome,
+    }
+    made = {"env": {"id": "palimpsest"}, "task": task, "group": {"id": trajectory.group_id}, "ok": graded}
+    stored: dict[str, Any] = storable({**made, "traces": [trace]}, [])
+    return stored
