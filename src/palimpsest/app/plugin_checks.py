@@ -121,7 +121,7 @@ ACTIONS = ("look", "", "go north", "<|im_end|>", "x" * 1000, "look")
 async def _check_environment(config: EnvironmentConfig) -> list[Finding]:
     environment = OpenEnvironment(config)
     with environment.built():
-        pass
+        pass  # raises ConfigError
     try:
         (shown, steps), again = [await _tried(environment) for _ in range(2)]
     except EnvironmentLost as error:

@@ -1,7 +1,7 @@
 """The viewer as a service, and as a file: one page, or a log for inspect.
 
     FILE.html    opens without a server
-    FILE.jsonl   ATIF, an episode per line
+    FILE.jsonl   ATIF, an episode per line; traces.jsonl: traces of verifiers
     FILE.eval    a log for `inspect view`; further policies and baselines have separate logs, FILE.NAME.eval
 
 Guaranteed: scores of an evaluation are those of samples.jsonl, of recorded and unrecorded episodes alike, with agent

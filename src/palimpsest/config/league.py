@@ -209,10 +209,10 @@ def _values(name: str, depth: int = 0) -> dict[str, Any]:
 
 def _method(inherited: Any, own: Any) -> Any:
     """An inherited method with its own keys; the options are those of its policy."""
-    if not isinstance(inherited, dict) or not isinstance(own, dict):
-        return own
-    same_policy = own.get("policy") in (None, inherited.get("policy"))
-    return {name: value for name, value in inherited.items() if same_policy or name != "options"} | own
+    made = _changed(inherited, own)
+    if made is own or own.get("policy") in (None, inherited.get("policy")):
+        return made
+    return {name: value for name, value in made.items() if name != "options" or name in own}
 
 
 def _changed(inherited: Any, own: Any) -> Any:

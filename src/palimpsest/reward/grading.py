@@ -219,7 +219,7 @@ def _answer(config: RewardConfig, codec: Codec, folder: Path | None) -> Grades:
     if config.name in REWARDS:
         return shipped_answer(config, folder)
     call = plugins.build("reward", config.name, config.options, codec=codec)
-    needs_gold = getattr(getattr(call, "__self__", call), "needs_gold", True)
+    needs_gold = getattr(plugins.owner(call), "needs_gold", True)
     return CustomReward(config.name, Caller(call, config.timeout_s), needs_gold)
 
 

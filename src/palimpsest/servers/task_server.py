@@ -253,5 +253,6 @@ def serve_tasks(tasks: Tasks, host: str, port: int, sessions: int, *, on_ready: 
         address = f"[{host}]" if ":" in host else host
         on_ready(f"http://{address}:{taken.getsockname()[1]}  an OpenEnv environment of {tasks.config.recipe}")
         limits: dict[str, Any] = {"ws_max_size": 4 * LONGEST, "ws_ping_timeout": PATIENCE_S}
+        # http_service.Server has no WebSockets
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", **limits))
         asyncio.run(server.serve([taken]))

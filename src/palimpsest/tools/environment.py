@@ -156,6 +156,7 @@ class EpisodeEnvironment:
         return _checked(await self._call(self._built.step, action))
 
     def recorded(self, action: str, step: Step) -> Step:
+        """`step`, the result of `action`, after its event."""
         self.done = step.done
         self._record(EnvironmentStepped(action[:400], step.reward, step.done, step.info))
         return step

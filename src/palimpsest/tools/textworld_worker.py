@@ -60,20 +60,22 @@ def make(path: str, family: str, difficulty: int, seed: int) -> dict[str, Any]:
     options.seeds, options.path, options.force_recompile = seed, path, True
     options.grammar.only_last_action = True  # the objective is not the way to it
     if family == NOTES:
-        return make_notes(options, difficulty, random.Random(seed))
-    values = settings(family, difficulty)
-    if family == "cooking":
-        values["recipe_seed"] = seed
-    game = CHALLENGES[FAMILIES[family]][1](values, options)
+        game, walkthrough = notes_game(options, difficulty, random.Random(seed))
+        objective = "Take what the note names."
+    else:
+        values = settings(family, difficulty)
+        if family == "cooking":
+            values["recipe_seed"] = seed
+        game = CHALLENGES[FAMILIES[family]][1](values, options)
+        objective, walkthrough = game.objective, list(game.walkthrough)
     compile_game(game, options)
     Path(path).with_suffix(".ni").unlink(missing_ok=True)
-    return {"objective": game.objective, "walkthrough": list(game.walkthrough)}
+    return {"objective": objective, "walkthrough": walkthrough}
 
 
-def make_notes(options: Any, length: int, rng: random.Random) -> dict[str, Any]:
-    """Make a game of the family `notes`, `length` moves long."""
+def notes_game(options: Any, length: int, rng: random.Random) -> tuple[Any, list[str]]:
+    """A game of the family `notes`, `length` moves long, and its walkthrough."""
     import textworld
-    from textworld.generator import compile_game
     from textworld.generator.game import Event, Quest
 
     maker = textworld.GameMaker(options)
@@ -96,11 +98,7 @@ def make_notes(options: Any, length: int, rng: random.Random) -> dict[str, Any]:
     taken = [Event(conditions={maker.new_fact("in", thing, maker.inventory)}) for thing in things]
     winning = taken.pop(right)
     maker.quests = [Quest(win_events=[winning], fail_events=taken)]
-    game = maker.build()
-    compile_game(game, options)
-    Path(options.path).with_suffix(".ni").unlink(missing_ok=True)
-    walkthrough = ["examine note", *(f"go {way}" for way in path), f"take {names[right]}"]
-    return {"objective": "Take what the note names.", "walkthrough": walkthrough}
+    return maker.build(), ["examine note", *(f"go {way}" for way in path), f"take {names[right]}"]
 
 
 def shown(text: str) -> str:

@@ -85,8 +85,7 @@ def read_problems(
     if source == SEEDS:
         if chunks or documents or config.data.documents:
             raise ConfigError(f"chunks, documents: tasks of {SEEDS} have no length; omit it")
-        seeds = build_source(config.data, config.seed, split="eval")
-        return {part(SEEDS): seeds.problems(step=0, count=limit or DRAWN_PROBLEMS)}
+        return {part(SEEDS): _drawn(config, None, limit or DRAWN_PROBLEMS)}
     searched = source == SYNTHETIC_SEARCH or config.data.search is not None
     if chunks is not None:
         files = ", ".join(listed(source))
@@ -139,7 +138,7 @@ def _of_files(
     return cells
 
 
-def _drawn(config: RunConfig, size: int, count: int) -> list[Problem]:
+def _drawn(config: RunConfig, size: int | None, count: int) -> list[Problem]:
     return build_source(config.data, config.seed, split="eval").problems(step=0, count=count, size=size)
 
 

@@ -322,15 +322,9 @@ class Shard:
         config = on_embedded(self.config)  # regardless of the training engine
         config = with_keys(config, {"model.path": self.model, "sampler": SamplerConfig(name="embedded")})
         engine = await asyncio.to_thread(open_engine, config, objective=None)
-        grid, own = Grid(config), self.entries()
+        grid, own, most = Grid(config), self.entries(), engine.sampler.max_context
         for each in own:
-            admit_all(
-                each.policy,
-                each.problems,
-                engine.codec,
-                engine.sampler.max_context,
-                environment=config.environment,
-            )
+            admit_all(each.policy, each.problems, engine.codec, most, environment=config.environment)
         reward = build_reward(config.reward, engine.codec, self.path.parent)
         roles = await asyncio.to_thread(open_roles, config, engine.codec, engine.sampler)
         measure = measures_of(config)
@@ -405,9 +399,8 @@ def train_baseline(config: RunConfig, out: Path, name: str, say: Say) -> None:
 def _admit(config: RunConfig, setup: Setup) -> None:
     """Check before training that the model fits the budgets of all evaluated policies."""
     engine, grid = setup.engine, Grid(config)
-    problems = grid.problems(grid.telling)
+    problems, most = grid.problems(grid.telling), engine.sampler.max_context
     for policy in (config.policy, *grid.others.values()):
-        most = engine.sampler.max_context
         admit_all(build_policy(policy), problems, engine.codec, most, environment=config.environment)
 
 

@@ -200,6 +200,7 @@ _SUFFIX = f"-{COLD_START}"
 
 
 Examples = Lessons | EvidenceLessons | ToolLessons | LeadLessons | WalkthroughLessons
+"""Sources of SFT examples."""
 
 
 class Drawn:

@@ -32,7 +32,7 @@ from palimpsest.text.display_text import counted
 from palimpsest.text.json_text import storable, to_json
 from palimpsest.types import Group, StopReason, Turn
 from palimpsest.viewer.export.inline_page import Content, EpisodeIndex, check_places, chosen_step, left_out
-from palimpsest.viewer.export.trace_formats import EpisodeForm, atif
+from palimpsest.viewer.export.trace_formats import EpisodeForm
 from palimpsest.viewer.records import recorded_episodes as records
 from palimpsest.viewer.records.run_status import Status
 from palimpsest.viewer.records.sources import Source, SourceKind, updated
@@ -82,7 +82,7 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
 
 
 def episode_lines(
-    answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex], step: str | None, made: EpisodeForm = atif
+    answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex], step: str | None, made: EpisodeForm
 ) -> Content:
     """Recorded episodes in a form of other tools, a line each. Raises ConfigError without any."""
     steps = answers.get(f"/api/runs/{source.key}/steps")

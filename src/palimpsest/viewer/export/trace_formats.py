@@ -38,14 +38,6 @@ def atif(group: Group, index: int, codec: Codec, model: str) -> dict[str, Any]:
     """Episode `index` of a group."""
     trajectory, grade = group.trajectories[index], group.grades[index]
     steps = [{"step_id": number, **step} for number, step in enumerate(_steps(trajectory, codec), 1)]
-    about: dict[str, Any] = {"reward": grade.value, "reason": grade.reason, "breakdown": dict(grade.breakdown)}
-    extra: dict[str, Any] = {
-        "outcome": trajectory.outcome.value,
-        "answer": trajectory.answer,
-        "problem": group.problem.id,
-        **about,
-    }
-    extra["events"] = _events(trajectory, 0)
     made = {
         "schema_version": VERSION,
         "session_id": trajectory.group_id,
@@ -57,7 +49,15 @@ def atif(group: Group, index: int, codec: Codec, model: str) -> dict[str, Any]:
             "total_completion_tokens": trajectory.sampled_tokens,
             "total_steps": max(1, len(steps)),
         },
-        "extra": extra,
+        "extra": {
+            "outcome": trajectory.outcome.value,
+            "answer": trajectory.answer,
+            "problem": group.problem.id,
+            "reward": grade.value,
+            "reason": grade.reason,
+            "breakdown": dict(grade.breakdown),
+            "events": _events(trajectory, 0),
+        },
     }
     stored: dict[str, Any] = storable(made, [])
     return stored
@@ -89,8 +89,12 @@ def _reply(trajectory: Trajectory, turn: Turn, codec: Codec) -> dict[str, Any]:
         "completion_token_ids": list(completion.token_ids),
         "logprobs": list(completion.logprobs),
     }
-    extra: dict[str, Any] = {"turn": turn.name, "role": turn.role, "stop_reason": completion.stop_reason.value}
-    extra["events"] = _events(trajectory, turn.step + 1)
+    extra = {
+        "turn": turn.name,
+        "role": turn.role,
+        "stop_reason": completion.stop_reason.value,
+        "events": _events(trajectory, turn.step + 1),
+    }
     text = codec.decode(completion.token_ids, control=False)
     return {"message": text, "metrics": metrics, "llm_call_count": 1, "extra": extra}
 
@@ -125,20 +129,19 @@ def verifiers_episode(group: Group, index: int, codec: Codec, model: str) -> dic
         calls.append({"node": len(nodes) - 1, "model": model, "finish_reason": reason, "usage": usage})
     about = {"id": problem.id, "prompt": problem.question, "answers": list(problem.answers)}
     task = {"type": "palimpsest", "data": about}
-    graded, outcome = grade.value is not None, trajectory.outcome.value
     trace = {
         "version": TRACE_VERSION,
         "task": task,
         "agent": {"config": {"model": model}, "name": "palimpsest"},
         "nodes": nodes,
         "calls": calls,
-        "rewards": {"reward": {"score": grade.value}} if graded else {},
+        "rewards": {"reward": {"score": grade.value}} if grade.graded else {},
         "metrics": dict(grade.breakdown),
         "info": {"answer": trajectory.answer, "reason": grade.reason},
         "is_completed": trajectory.outcome.gradable,
-        "ok": graded,
-        "stop_condition": outcome,
+        "ok": grade.graded,
+        "stop_condition": trajectory.outcome.value,
     }
-    made = {"env": {"id": "palimpsest"}, "task": task, "group": {"id": trajectory.group_id}, "ok": graded}
+    made = {"env": {"id": "palimpsest"}, "task": task, "group": {"id": trajectory.group_id}, "ok": grade.graded}
     stored: dict[str, Any] = storable({**made, "traces": [trace]}, [])
     return stored
