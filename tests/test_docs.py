@@ -46,10 +46,10 @@ DOCS = ROOT / "docs"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 SOURCE = "https://github.com/palimpsest-rl/palimpsest/blob/main/"
 WORDS = {
-    "index.md": 450, "install.md": 400, "glossary.md": 500,
+    "index.md": 456, "install.md": 400, "glossary.md": 500,
     "tutorials/first-agent.md": 1100, "tutorials/your-questions.md": 1200, "tutorials/why-it-failed.md": 1200,
     "tutorials/write-a-policy.md": 1300, "tutorials/reward-in-python.md": 1000, "tutorials/eight-gpus.md": 1200,
-    "tutorials/real-model.md": 1170,
+    "tutorials/real-model.md": 1170, "tutorials/text-games.md": 800,
     "how-to/train.md": 1560, "how-to/choose-a-model.md": 720, "how-to/warm-start.md": 950,
     "how-to/multi-gpu.md": 900, "how-to/vllm.md": 1190, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
     "how-to/coming-from.md": 1000,
@@ -144,8 +144,8 @@ def test_a_page_has_at_most_its_words(name: str) -> None:
     assert words_of(name) <= WORDS[name]
 
 
-def test_the_documentation_has_at_most_54_000_words() -> None:
-    assert sum(words_of(name) for name in WORDS) <= 54_000
+def test_the_documentation_has_at_most_54_800_words() -> None:
+    assert sum(words_of(name) for name in WORDS) <= 54_800
 
 
 def test_the_index_for_language_models_names_every_page(tmp_path: Path) -> None:

@@ -116,6 +116,6 @@ def test_a_tutorial_prints_what_it_quotes(names: Sequence[str], tmp_path: Path) 
 
 def test_every_tutorial_has_blocks_that_run() -> None:
     pages = list(TUTORIALS.glob("*.md"))
-    assert len(pages) == 7
+    assert len(pages) == 8
     for path in pages:
         assert FENCE.findall(path.read_text("utf-8")), path.name

@@ -44,6 +44,8 @@ CHECKSUM = "crc32"
 """Key of the checksum over a line's other fields."""
 _LARGEST = 2**53
 """A larger number in a line means damage: no count and no reward is that large."""
+_SIZE = re.compile(r"[-_. ]?(\d+)([kK]?)$")
+"""The size at the end of a set's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,17 @@ class Cell:
         >>> Cell("needle_64", None, None, "recall").family, Cell("qa-32k", None, None, "recall").family
         ('needle', 'qa')
         """
-        return re.sub(r"[-_. ]?\d+[kK]?$", "", self.set)
+        return _SIZE.sub("", self.set)
+
+    @property
+    def size_in_name(self) -> int:
+        """The size at the end of the set's name, or 0.
+
+        >>> Cell("qa-32k", None, None, "recall").size_in_name, Cell("test-4", None, None, "edit").size_in_name
+        (32000, 4)
+        """
+        found = _SIZE.search(self.set)
+        return int(found[1]) * (1000 if found[2] else 1) if found else 0
 
     @property
     def title(self) -> str:

@@ -190,9 +190,10 @@ class EvalSummary:
     """Problems of the part, if only some of them ran."""
 
     @property
-    def by_length(self) -> tuple[int, float]:
-        """Sort key from short to long: the longest document, then the tokens processed."""
-        return max((summary.length or 0 for summary in self.lengths), default=0), self.tokens_per_document
+    def by_length(self) -> tuple[int, int, float]:
+        """Sort key from short to long: the longest document, then the size in the name, then the tokens processed."""
+        longest = max((summary.length or 0 for summary in self.lengths), default=0)
+        return longest, self.cell.size_in_name, self.tokens_per_document
 
     @property
     def costs(self) -> dict[str, float]:
@@ -263,7 +264,7 @@ def by_player(summaries: Sequence[EvalSummary], players: Iterable[str] = ()) -> 
     order = {player: index for index, player in enumerate(names)}
     families = {name: index for index, name in enumerate(dict.fromkeys(cell.family for cell in cells))}
 
-    def place(row: EvalSummary) -> tuple[int, int, tuple[int, float]]:
+    def place(row: EvalSummary) -> tuple[int, int, tuple[int, int, float]]:
         return order[row.cell.player], families[row.cell.family], row.by_length
 
     return tuple(sorted(summaries, key=place))

@@ -37,7 +37,6 @@ from palimpsest.report.axis_labels import DOCUMENTS, MOVES, PARAGRAPHS, QUESTION
 from palimpsest.rollout.variant import policy_of
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.text.display_text import counted
-from palimpsest.tools.textworld_worker import HARDEST
 from palimpsest.types import Problem
 
 METHOD = "memagent"
@@ -108,8 +107,8 @@ class Grid:
             asked, most = asked or (2, 4, 6, 8), self._search.people
             fix = f"use numbers of questions from 1 to data.search.people={most}"
         elif self.axis is MOVES:
-            asked, most = asked or (4, 8, 16, 32), max(HARDEST.values())
-            fix = f"use numbers of moves from 1 to {most}"
+            asked, most = asked or (4, 8, 16, 32), LONGEST
+            fix = f"use numbers of moves from 1 to {most:,}"
         else:
             asked, most = asked or (1, 16, 64, 256), LONGEST // self.planned
             fix = (

@@ -408,6 +408,9 @@ _SECONDS = {
     "memagent-quickstart": (0.3, 0.8, 0.0006),
     "rememr1-quickstart": (0.3, 2.6, 0.0008),
     "memact-quickstart": (0.3, 7.4, 0.004),
+    "parallel-quickstart": (0.3, 2.1, 0.001),
+    "lead-quickstart": (0.3, 2.3, 0.0008),
+    "edit-quickstart": (0.3, 17.5, 0.01),
     "memagent-smollm2": (20.0, 50.0, 0.15),
 }
 """Rough times on two cores of a cold-start step, a training step and an evaluation turn (all processes together). An
