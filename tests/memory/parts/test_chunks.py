@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,3 +31,9 @@ def test_truncation_leaves_both_ends_within_the_limit(ids: list[int], limit: int
     head = (len(left) + 1) // 2
     assert left[:head] == ids[:head]
     assert left[head:] == ids[len(ids) - (len(left) - head) :]
+
+
+@pytest.mark.parametrize("size", [0, -3])
+def test_a_size_without_room_for_a_token_is_an_error(size: int) -> None:
+    with pytest.raises(ValueError, match=f"chunk_size={size}"):
+        next(split([1, 2, 3], size))

@@ -35,6 +35,7 @@ def split(
     """Chunks of at most `chunk_size` ids, each cut after the last newline token in reach if there is one.
 
     With `blank_lines`, the tokens of two line breaks, each is cut after the last blank line in reach, if there is one.
+    Raises ValueError for a `chunk_size` below 1.
 
     >>> [list(c) for c in split([1, 2, 3, 4, 5], 2)]
     [[1, 2], [3, 4], [5]]
@@ -47,6 +48,8 @@ def split(
     def ends_paragraph(i: int) -> bool:
         return ids[i] in (blank_lines or ()) or (ids[i] in newlines and ids[i - 1] in newlines)
 
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size={chunk_size}: use 1 or more")
     start = 0
     while start < len(ids):
         end = limit = min(start + chunk_size, len(ids))
