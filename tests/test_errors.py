@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from palimpsest.engines.open import using
-from palimpsest.errors import EngineError, RunError
+from palimpsest.errors import EngineError, RunError, deciding, raised_at
 from palimpsest.reward.grading import closing
 
 
@@ -49,3 +49,9 @@ def test_an_error_of_closing_is_raised_after_successful_work(way: Ways) -> None:
     with pytest.raises(RunError, match="disk"):
         asyncio.run(way(Opened(RunError("disk")), work(None)))  # type: ignore[arg-type]
     assert asyncio.run(way(Opened(None), work(None))) == "done"  # type: ignore[arg-type]
+
+
+def test_an_error_that_was_never_raised_has_the_place_of_its_group() -> None:
+    with pytest.raises(ExceptionGroup) as several:
+        raise ExceptionGroup("several", [ValueError("one"), KeyError("two")])
+    assert raised_at(deciding(several.value)).startswith(f"{__file__}:")

@@ -127,7 +127,8 @@ def deciding(error: BaseException) -> BaseException:
     if not isinstance(error, BaseExceptionGroup):
         return error
     errors = [deciding(one) for one in error.exceptions]
-    return next((one for one in errors if isinstance(one, EngineError)), errors[0])
+    chosen = next((one for one in errors if isinstance(one, EngineError)), errors[0])
+    return chosen if chosen.__traceback__ else chosen.with_traceback(error.__traceback__)  # never raised by itself
 
 
 async def closed_after(work: Awaitable[T], close: Callable[[], Awaitable[None]], what: str) -> T:

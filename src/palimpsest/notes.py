@@ -41,9 +41,8 @@ NOTES: Mapping[str, str] = {
     "(reported once, events.jsonl has every such step)",
     "documents_cut": "step {step}: {episodes} episodes omitted a part of their document, which exceeds "
     "policy.options.max_chunks or the window (reported once; episode/documents_cut counts them)",
-    "calls_unread": "the model writes tool calls in another format than expected, {rate:.2g} per episode; it reads an "
-    "error instead of a result. Set policy.options.call_style to the model's format (reported once; "
-    "tool_errors_unreadable counts them)",
+    "calls_unread": "{rate:.2g} tool calls per episode can't be read, so the model reads an error instead of a result. "
+    "If its format is another one, set policy.options.call_style (reported once; tool_errors_unreadable counts them)",
     "episodes_ungraded": "step {step}: {count} of {episodes} episodes have no grade, so training ignores them; "
     "{reason} (reported once; reward/ungraded counts them)",
     "gradient_not_finite": "step {step}: the gradient of {count} of {updates} optimizer steps is not finite "
@@ -70,7 +69,7 @@ NOTES: Mapping[str, str] = {
     "unknown_to_bundled": 'the bundled model knows only sentences like "Omar sells tea.", and this text has none; use '
     "a Hugging Face model, e.g. Qwen/Qwen3-4B",
     "files_skipped": "files of other kinds, which a folder's document omits: {names}; name each to read it",
-    "reply_cut": "the reply has no end: {tokens} tokens are its budget (policy.options.answer_tokens)",
+    "reply_cut": "the reply has no end: {tokens} tokens are its budget ({option})",
     "reply_unmarked": "the reply has no marked answer: this is its whole text",
     "clusters": "the 95% interval counts by cluster, {clusters} for the {problems} problems, which share documents or "
     "questions: {names}",

@@ -126,12 +126,15 @@ def test_a_declared_role_is_the_models_own_unless_set_and_has_no_other_name() ->
     assert evaluation_config(section).roles == {"reader": RoleConfig(temperature=0)}
     assert evaluation_config(Agent("embedded", overrides=["reward={name: boxed}"])).reward.name == "boxed"
     assert evaluation_config(Agent(recipe="lead-quickstart")).roles["reader"].model == "embedded-lead"
-    changes = ["prompts=short", "roles.judge.temperature=0"]
-    other = Agent(recipe="lead-quickstart", policy="overwrite", overrides=changes)
-    assert set(evaluation_config(other).roles) == {"reader", "judge"}  # a policy that declares none takes any
-    with pytest.raises(ConfigError) as error:
-        evaluation_config(Agent(recipe="lead-quickstart", overrides=["roles.raeder.temperature=0"]))
-    assert error.value.key == "roles.raeder"
+    other = {"recipe": "lead-quickstart", "overrides": ["prompts=short"]}
+    assert evaluation_config(Agent(policy="overwrite", **other)).roles == {}
+    changes = ["policy.options={}", "roles.judge.temperature=0"]
+    custom = Agent(policy="examples.gated:GatedPolicy", recipe="lead-quickstart", overrides=changes)
+    assert set(evaluation_config(custom).roles) == {"reader", "judge"}  # a custom policy may declare none
+    for recipe, role in (("lead-quickstart", "raeder"), ("memagent-quickstart", "reader")):
+        with pytest.raises(ConfigError) as error:
+            evaluation_config(Agent(recipe=recipe, overrides=[f"roles.{role}.temperature=0"]))
+        assert error.value.key == f"roles.{role}"
 
 
 @pytest.mark.parametrize(
@@ -394,3 +397,11 @@ def test_supervised_training_resumes_by_folder(palimpsest: Run, tmp_path: Path, 
     assert origin_of(tmp_path / "run").command == "sft"
     again = palimpsest("sft", "--resume", str(tmp_path / "run"), "train.max_steps=2")
     assert (again.returncode, "2 of 2 steps" in again.stderr) == (0, True), again.stderr
+
+
+def test_the_reward_of_a_lead_is_not_that_of_a_policy_with_other_answers(
+    tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    trained = model_of_run(tmp_path / "run", load_recipe("lead-quickstart"), tiny_model_folder)
+    assert evaluation_config(Agent(trained)).reward.name == "final_answer"
+    assert evaluation_config(Agent(trained, policy="parallel")).reward.name == "boxed"

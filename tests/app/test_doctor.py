@@ -361,6 +361,10 @@ def test_services_that_do_not_answer_fail_with_the_command_that_starts_them() ->
     assert sampler[:2] == ["palimpsest", "export"]
     assert judge[-2:] == search[-2:] == sampler[-2:] == port
     assert not list(doctor._services(load_recipe("memagent-7b")))
+    (reader,) = doctor._services(load_recipe("parser-4b", [f"roles.reader.url=http://127.0.0.1:{number}/v1"]))
+    assert (reader.name, reader.status) == ("reader", "fail")
+    assert shlex.split(reader.fix)[:3] == ["vllm", "serve", "Qwen/Qwen3-4B"]
+    assert shlex.split(reader.fix)[-2:] == port
 
 
 @pytest.mark.parametrize(

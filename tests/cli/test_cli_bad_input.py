@@ -103,6 +103,21 @@ def test_an_invalid_setting_is_named_with_its_value_and_the_fix(
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        ("sft", "edit-quickstart", "--from", "{}"),
+        ("train", "lead-quickstart", "data.train_files={}", "cold_start={{max_steps: 2, batch_size: 4}}", "--dry-run"),
+    ],
+)
+def test_no_examples_are_made_for_a_policy_without_a_form(
+    command: tuple[str, ...], refused: Refused, tmp_path: Path
+) -> None:
+    row = {"question": "Who?", "answers": ["Ana"], "context": "Ana sells tea.", "metadata": {"evidence": ["Ana sells"]}}
+    (tmp_path / "evidence.jsonl").write_text(json.dumps(row) + "\n")
+    assert "teachable()" in refused(*(word.format(tmp_path / "evidence.jsonl") for word in command))
+
+
+@pytest.mark.parametrize(
     ("command", "reason"),
     [
         (("train", "memagent-7"), "did you mean memagent-7b?"),
@@ -121,6 +136,7 @@ def test_an_invalid_setting_is_named_with_its_value_and_the_fix(
         (("eval", "--data", "sythetic"), "did you mean synthetic?"),
         (("eval", "--policy", "nowhere:Policy"), "nowhere"),
         (("sft", "memagent-quickstart", "--from", "nowhere.jsonl"), "nowhere.jsonl"),
+        (("train", "memagent-quickstart", "roles.reader.model=embedded"), "roles.reader"),
     ],
 )
 def test_an_invalid_argument_is_one_line(

@@ -187,9 +187,15 @@ async def by_a_role(problem: Problem, model: Any) -> Answered:
     return Answered("x")
 
 
+async def without_room(problem: Problem, model: Any) -> Answered:
+    await model.generate(model.codec.encode("?"), name="look", max_tokens=0)
+    return Answered("x")
+
+
 @pytest.mark.parametrize(
     ("policy", "finding", "passed"),
     [
+        (Plays(without_room), "ends, model that answers briefly", False),
         (Plays(at_once), "order", True),
         (Plays(in_chains), "order", False),
         (Plays(with_unnamed_events), "order", False),

@@ -34,6 +34,12 @@ def etas(stream: io.StringIO) -> list[str]:
     return [line.partition("ETA ")[2] for line in stream.getvalue().splitlines()]
 
 
+def test_a_class_named_as_an_emoji_is_printed_as_it_is(clock: Clock) -> None:
+    stream = io.StringIO()
+    Terminal(stream).message("my_policy:Dog:")
+    assert "my_policy:Dog:" in stream.getvalue()
+
+
 def test_a_line_has_stage_percentage_times_and_metrics(clock: Clock) -> None:
     stream = io.StringIO()
     with Terminal(stream).stages(PLAN) as staged:

@@ -105,7 +105,8 @@ SMALL_WINDOW = 4096
 PUBLISHED_WINDOW = 32_768
 """Window of the models with published budgets. Replies get less in a smaller one: small models repeat themselves to the
 end of a budget."""
-SMALL_RECIPES = tuple(f"{method}-quickstart" for method in ("memagent", "rememr1", "memact", "parallel", "lead"))
+SMALL_METHODS = ("memagent", "rememr1", "memact", "edit", "parallel", "lead")
+SMALL_RECIPES = tuple(f"{method}-quickstart" for method in SMALL_METHODS)
 
 
 def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, max_context: int) -> PolicyConfig:
@@ -168,4 +169,5 @@ def with_options(config: PolicyConfig, **options: Any) -> PolicyConfig:
 def options_line(policy: PolicyConfig) -> str:
     """A line with a policy's options; of prompt texts, their number."""
     shown = {k: f"({len(v)} texts)" if isinstance(v, dict) and "system" in v else v for k, v in policy.options.items()}
-    return f"{policy.name}: " + ", ".join(f"{name}={value}" for name, value in shown.items())
+    values = ", ".join(f"{name}={value}" for name, value in shown.items())
+    return f"{policy.name}: {values}" if values else policy.name

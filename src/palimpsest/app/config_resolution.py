@@ -36,7 +36,7 @@ from palimpsest.config.section import with_keys
 from palimpsest.engines.open import check_models, with_sampler
 from palimpsest.engines.protocol import Objective
 from palimpsest.errors import ConfigError, RunError, nearest
-from palimpsest.memory.registry import check_roles, evaluated, policy_class, trained
+from palimpsest.memory.registry import check_roles, declared_roles, evaluated, policy_class, trained
 from palimpsest.notes import Note
 from palimpsest.plugin_options import options_of
 from palimpsest.progress.reporter import Progress
@@ -125,10 +125,16 @@ def check_quickstart(method: str) -> None:
 
 def _roles(policy: str, base: RunConfig) -> dict[str, RoleConfig]:
     """The roles of `base` that `policy` may have; those that it declares are the model's own unless set."""
-    declared = policy_class(policy).roles
+    declared = declared_roles(policy)
     if declared is None or policy == base.policy.name:
         return dict.fromkeys(declared or (), RoleConfig()) | base.roles
     return {name: base.roles.get(name, RoleConfig()) for name in declared}
+
+
+def _of_any(run: RunConfig | None) -> str | None:
+    """The reward of policies that declare none, if a run's reward is that of its own policy's answer form."""
+    own = run and policy_class(run.policy.name).reward
+    return RunConfig().reward.name if run and own == run.reward.name else None
 
 
 @dataclass(frozen=True)
@@ -174,7 +180,7 @@ class Agent:
         policy = self.policy or base.policy.name
         options, changes = self._options(policy, base)
         named = "reward.name" in changes or self.recipe is not None or (origin and policy == origin.policy.name)
-        wanted = None if named else policy_class(policy).reward
+        wanted = None if named else policy_class(policy).reward or _of_any(origin)
         reward = {} if wanted is None else {"reward.name": wanted}
         changed = on_embedded(base).model_copy(
             update={

@@ -2,7 +2,7 @@
 
     packages  working_folder  shared_memory  loopback  ray_token  gpu  collectives  threads      the machine
     run  health  disk  resume                                                                     a run's folder
-    judge  search  sampler                                        servers of a run or recipe, as far as it has any
+    judge  ROLE  search  sampler                                  servers of a run or recipe, as far as it has any
 
 A healthy run has the check `health`, others one per alarm, under its name in viewer/records/alarms.py.
 
@@ -322,11 +322,14 @@ _LOOK_S, _LONGEST = 1.0, 1 << 20  # seconds and bytes of an answer
 
 
 def _services(config: RunConfig) -> Iterator[DoctorCheck]:
-    """Judge, search server and vLLM servers with an address in the configuration, each with the command that starts
-    it."""
+    """Judge, roles, search server and vLLM servers with an address in the configuration, each with its command."""
     if (judge := config.reward.judge) is not None:
         words = ["vllm", "serve", _JUDGES.get(judge.model, judge.model), "--served-model-name", judge.model]
         yield _service("judge", "reward.judge.url", judge.url, "/models", "data", words)
+    for name, role in config.roles.items():
+        if role.url:
+            served = role.model or config.model.path
+            yield _service(name, f"roles.{name}.url", role.url, "/models", "data", ["vllm", "serve", served])
     source = str(((config.policy.options.get("tools") or {}).get("search") or {}).get("source", ""))
     if source.startswith(("http://", "https://")):
         words = ["palimpsest", "retrieval", "serve", "CORPUS"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from json import dumps
 from pathlib import Path
@@ -270,16 +271,22 @@ def _print_ungraded(evaluation: Evaluation) -> None:
     without_gold = sum(sample.without_gold for sample in evaluation.samples)
     if without_gold:
         typer.echo(f"{counted(without_gold, 'question')} without a gold answer: ungraded, not in the accuracy")
-    unmarked = [sample.metrics for sample in evaluation.samples if sample.metrics.get("answered") == 0.0]
+    unanswered = Counter(one.outcome for one in evaluation.samples if one.is_final and one.outcome != "answered")
+    if unanswered:
+        listed = ", ".join(f"{outcome} {count:,}" for outcome, count in unanswered.most_common())
+        of = f"{unanswered.total():,} of {counted(len(evaluation), 'episode')}"
+        typer.echo(f"{of} did not reach a complete answer: {listed}")
+    replied = [one for one in evaluation.samples if one.answer]
+    unmarked = [sample.metrics for sample in replied if sample.metrics.get("answered") == 0.0]
     if holding := [one["string_match_part"] for one in unmarked if "string_match_part" in one]:
         typer.echo(
-            f"{len(holding):,} of {len(evaluation):,} replies have no marked answer, such as \\boxed{{}}; "
+            f"{len(holding):,} of {len(replied):,} replies have no marked answer, such as \\boxed{{}}; "
             f"{sum(holding) / len(holding):.0%} of these contain a gold (reward.name=string_match_part counts them)"
         )
     if named := sum(one.get("keys_missing", 0.0) > 0 for one in unmarked):
         wider = "; reward.final_answer.where=found also takes \\boxed{} and answer phrases"
         wider = "" if evaluation.config.reward.final_answer.where == "found" else wider
-        typer.echo(f"{named:,} of {len(evaluation):,} replies have no answer after FINAL_ANSWER:{wider}")
+        typer.echo(f"{named:,} of {len(replied):,} replies have no answer after FINAL_ANSWER:{wider}")
     lost = sum(not sample.is_final for sample in evaluation.samples)
     reason = printable(evaluation.commonest_reason or "")
     if lost and evaluation.ungraded == len(evaluation):

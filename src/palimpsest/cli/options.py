@@ -271,8 +271,8 @@ def resumed(run: Path, *, force: bool) -> Callable[[], str]:
 
 def stdout(width: int = 120) -> Console:
     """Console for results; wide enough for a table when piped."""
-    console = Console()
-    return console if console.is_terminal else Console(width=width)
+    console = Console(emoji=False)
+    return console if console.is_terminal else Console(width=width, emoji=False)
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> Table:

@@ -71,7 +71,7 @@ class RoleConfig(Strict):
     temperature: float | None = Field(None, ge=0)
     """null: that of the agent's turns."""
     max_tokens: int | None = Field(None, ge=1)
-    """Most tokens of a reply. null: the policy's budget for the turn."""
+    """Most tokens of a reply, if below the policy's budget. null: that budget."""
 
 
 class OverlongConfig(Strict):

@@ -69,6 +69,8 @@ class ScriptedModel(Model):
         number = len(self.prompts)
         if number >= MAX_CALLS:
             raise _TooManyCalls
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens={max_tokens}: set it to at least 1")
         self.prompts.append(tuple(prompt_ids))
         self.roles |= {role} if role else set()
         self.in_flight += 1

@@ -38,9 +38,16 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
     return policy
 
 
+def declared_roles(policy: str) -> tuple[str, ...] | None:
+    """Roles of a policy's turns; None: a custom policy that does not declare them."""
+    declared = policy_class(policy).roles
+    return () if declared is None and policy in KINDS["policy"].shipped else declared
+
+
 def check_roles(config: RunConfig) -> None:
     """Raise ConfigError for roles that differ from those that the policy declares, if it does."""
-    declared, name = policy_class(config.policy.name).roles, config.policy.name
+    name = config.policy.name
+    declared = declared_roles(name)
     if declared is None:
         return
     if unknown := next((role for role in config.roles if role not in declared), None):

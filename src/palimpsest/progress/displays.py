@@ -57,7 +57,10 @@ def _escaped(text: str) -> str:
 
 
 class _Console(Console):
-    """A broken pipe is an error of the display, which ends no run; Rich's console would exit."""
+    """A broken pipe is an error of the display, which ends no run; Rich's console would exit. `:Dog:` is a class."""
+
+    def __init__(self, *, file: TextIO) -> None:
+        super().__init__(file=file, emoji=False)
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

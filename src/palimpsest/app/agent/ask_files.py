@@ -130,7 +130,9 @@ async def _answer(
 
         trajectory = await agent.play(problem, policy, "ask", prepare=lambda: prepared, on_turn=on_turn)
     if trajectory.outcome is Outcome.ANSWER_TRUNCATED:
-        progress.message(Note("reply_cut", tokens=len(trajectory.turns[-1].completion.token_ids)))
+        option = "answer_tokens" if hasattr(policy, "answer_tokens") else "turn_tokens"
+        tokens = len(trajectory.turns[-1].completion.token_ids)
+        progress.message(Note("reply_cut", tokens=tokens, option=f"policy.options.{option}"))
     elif (reply := trajectory.answer) and not trajectory.answers and not (extract(reply) or final_answer(reply)):
         progress.message(Note("reply_unmarked"))
     for kind in (OnlyReasoned, PromptCut):

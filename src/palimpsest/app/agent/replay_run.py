@@ -70,11 +70,11 @@ class Edit:
 def edited(memory: str, recorded: Trajectory, origin: EpisodeOrigin, turn: int, codec: Codec) -> Edit:
     """`memory` as the memory of `turn` in a recorded episode. Raises ConfigError if impossible."""
     policy, name, memory = origin.policy.teachable(), origin.config.policy.name, memory if memory.strip() else ""
-    tokens = _remembered(recorded, turn, codec)
     if policy is None or (turn == 0 and not origin.policy.takes_memory):
         raise ConfigError(f"--memory: {name} has no memory that can be edited; omit --memory")
     if turn and recorded.turns[turn - 1].piece("section") is None:
         raise ConfigError(f"--memory: turn {turn} writes no memory; use another --turn, or omit --memory")
+    tokens = _remembered(recorded, turn, codec)
     empty, was = codec.encode(policy.texts.empty_memory), codec.decode(tokens)
     if memory.strip() == was.strip() or (not memory and list(tokens) == empty):
         return Edit(memory and was, tuple(tokens), None, changes=False)

@@ -41,7 +41,7 @@ from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
 from palimpsest.tools.environment import OpenEnvironment
 from palimpsest.training.supervised.conversations import load_conversations
-from palimpsest.training.supervised.lessons import Lessons
+from palimpsest.training.supervised.lessons import Lessons, taught_by
 from palimpsest.training.supervised.scripted_episodes import EvidenceLessons, LeadLessons, ToolLessons
 from palimpsest.training.supervised.supervised_loop import (
     Selection,
@@ -138,11 +138,13 @@ def _made(
         return _conversations(config, imitated, max_context, progress)
     if imitated.min_grade is not None or imitated.per_problem is not None:
         raise ConfigError(f"{imitated.records}: questions have no grade: leave out --min-grade and --best")
+    policy = policy_of(config)
+    taught_by(policy)  # agents with tools read no document
     data = config.data.model_copy(update={"train_files": str(imitated.records), "val_files": None})
     source = build_source(data, config.seed, split="train")
     assert isinstance(source, FileSource)
     problems = SourceProblems.all_of(source)
-    lessons = EvidenceLessons(policy_of(config), codec, problems.__getitem__)
+    lessons = EvidenceLessons(policy, codec, problems.__getitem__)
     return [lessons.draw(index) for index in range(len(problems))]
 
 

@@ -144,8 +144,10 @@ def unknown_to_bundled(vocabulary: int, texts: Iterable[str]) -> bool:
 
     >>> unknown_to_bundled(512, ["It rained. Omar sells tea."]), unknown_to_bundled(512, ["It rained."])
     (False, True)
+    >>> unknown_to_bundled(512, ["- Omar sells tea."])
+    False
     """
     if vocabulary >= 4096:
         return False
-    known = [any(map(read_fact, re.split(r"(?<=\.)\s+", text))) for text in texts]
+    known = [any(map(read_fact, re.split(r"(?:(?<=\.)\s+|^\s*[-*•]\s+)", text, flags=re.MULTILINE))) for text in texts]
     return bool(known) and not any(known)

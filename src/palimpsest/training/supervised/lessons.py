@@ -98,8 +98,8 @@ def taught_by(policy: MemoryPolicy) -> Teachable:
     taught = policy.teachable()
     if taught is None:
         raise ConfigError(
-            f"cold_start can't teach {type(policy).__name__}: its teachable() returns no format of prompts and replies "
-            "(docs/how-to/custom-policy.md); set cold_start=null, or start with palimpsest sft on records"
+            f"no examples can be made for {type(policy).__name__}: its teachable() returns no format of prompts and "
+            "replies (docs/how-to/custom-policy.md); set cold_start=null, and start with palimpsest sft --from RUN"
         )
     return taught
 

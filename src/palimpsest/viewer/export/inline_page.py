@@ -260,7 +260,7 @@ def _collected(
         return export, None
     if len(steps) > 1:
         export.put(f"{at}/steps", [value for value in steps if str(value) == chosen])
-        export.notes.append(f"only step {chosen} has episodes here")
+        export.notes.append(f"this page has the episodes of step {chosen} only")
     rows = _rows(answers, export, f"{at}/steps/{quote(chosen, safe='')}")
     if (log := answers.samples.at(source, chosen)) is not None:
         recorded = {(row["gid"], row["draw"]) for row in rows}

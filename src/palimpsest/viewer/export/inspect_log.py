@@ -58,7 +58,7 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
     recorded, notes, evaluated = list[Recorded](), list[str](), source.kind is SourceKind.EVALUATION
     if steps or only or step is not None or not evaluated:
         recorded, notes = recorded_episodes(answers, source, chosen_step(source, steps, step), only)
-        notes += [f"only step {step or steps[-1]} has episodes here"] if len(steps) > 1 else []
+        notes += [f"this log has the episodes of step {step or steps[-1]} only"] if len(steps) > 1 else []
     episodes: list[Episode] = [(sample_of(*episode), episode) for episode in recorded]
     if evaluated:
         by_key = {
