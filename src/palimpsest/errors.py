@@ -128,7 +128,7 @@ def deciding(error: BaseException) -> BaseException:
         return error
     errors = [deciding(one) for one in error.exceptions]
     chosen = next((one for one in errors if isinstance(one, EngineError)), errors[0])
-    return chosen if chosen.__traceback__ else chosen.with_traceback(error.__traceback__)  # never raised by itself
+    return chosen if chosen.__traceback__ else chosen.with_traceback(error.__traceback__)  # only its group was raised
 
 
 async def closed_after(work: Awaitable[T], close: Callable[[], Awaitable[None]], what: str) -> T:

@@ -155,4 +155,4 @@ def test_episodes_of_a_script_have_the_form_of_its_policy_and_are_imitated(tmp_p
     gates = [event.detail for one in chosen.trajectories for event in one.events if event.kind == "gates"]
     assert len(gates) == 2 * len(chosen.trajectories)  # no reply was malformed
     assert {gate["update"] for gate in gates} == {True, False}
-    assert (tmp_path / "warm" / "checkpoints" / "step-000001").is_dir()
+    assert (tmp_path / "gates" / "checkpoints" / "step-000001").is_dir()

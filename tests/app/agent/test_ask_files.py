@@ -129,7 +129,7 @@ def test_files_that_a_folder_omits_are_named(tmp_path: Path, run: Run) -> None:
 
 def test_a_reply_at_its_budget_is_noted(story: Path, run: Run) -> None:
     done = run(story / "one.txt", "What does Anna sell?", "answer_tokens=2")
-    assert NOTES["reply_cut"].format(tokens=2) in done.stderr
+    assert NOTES["reply_cut"].format(tokens=2, option="policy.options.answer_tokens") in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("overwrite: ")]
     assert all(f"{budget}=" in line for budget in ("chunk_size", "memory_tokens"))
 

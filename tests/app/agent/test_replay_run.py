@@ -400,7 +400,7 @@ def test_a_policy_without_memory_takes_no_edit(tmp_path: Path, tiny_model_folder
     result = replay(f"{folder}#0/1", turn=0, out=tmp_path)
     assert result.parts_at is None
     assert "from the episode's data" in result.document
-    with pytest.raises(ConfigError, match=r"--memory: turn 1 \(answer\) shows no memory"):
+    with pytest.raises(ConfigError, match="full_context has no memory"):
         replay(f"{folder}#0/1", turn=0, memory="Anna", out=tmp_path)
 
 

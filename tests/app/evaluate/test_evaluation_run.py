@@ -251,7 +251,7 @@ def test_a_policy_that_does_not_admit_a_set_leaves_its_row_blank_with_the_reason
         str(tiny_model_folder), [single, data, other], policy="overwrite,retrieval", overrides=BUDGETS, quiet=True,
         baselines=False, out=tmp_path / "out",
     )  # fmt: skip
-    sets = ["single_64", "single_8", "several"]
+    sets = ["single_8", "single_64", "several"]
     assert [(row.cell.player, row.cell.set) for row in named.summaries] == [
         *(("overwrite", name) for name in sets), *(("retrieval", name) for name in sets[:2]),
     ]  # fmt: skip

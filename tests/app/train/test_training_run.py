@@ -46,7 +46,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_in_every_command(run: Path, ref
     for command in (
         ("eval", str(newest)),
         (*train, "--out", str(tmp_path / "out")),
-        ("train", "memagent-quickstart", f"roles.critic.model={newest}", "--out", str(tmp_path / "out")),
+        ("train", "lead-quickstart", f"roles.reader.model={newest}", "--out", str(tmp_path / "out")),
     ):
         assert "model.safetensors is damaged: its SHA-256" in refused(*command)
     assert not (tmp_path / "out").exists()
