@@ -131,10 +131,10 @@ def _roles(policy: str, base: RunConfig) -> dict[str, RoleConfig]:
     return {name: base.roles.get(name, RoleConfig()) for name in declared}
 
 
-def _of_any(run: RunConfig | None) -> str | None:
-    """The reward of policies that declare none, if a run's reward is that of its own policy's answer form."""
-    own = run and policy_class(run.policy.name).reward
-    return RunConfig().reward.name if run and own == run.reward.name else None
+def _common_reward(run: RunConfig | None) -> str | None:
+    """The reward of policies that declare none; None: the run's own reward is for any policy."""
+    declared = None if run is None else policy_class(run.policy.name).reward
+    return RunConfig().reward.name if run is not None and run.reward.name == declared else None
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Agent:
         policy = self.policy or base.policy.name
         options, changes = self._options(policy, base)
         named = "reward.name" in changes or self.recipe is not None or (origin and policy == origin.policy.name)
-        wanted = None if named else policy_class(policy).reward or _of_any(origin)
+        wanted = None if named else policy_class(policy).reward or _common_reward(origin)
         reward = {} if wanted is None else {"reward.name": wanted}
         changed = on_embedded(base).model_copy(
             update={

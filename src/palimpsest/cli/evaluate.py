@@ -33,7 +33,7 @@ from palimpsest.cli.options import (
 )
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
-from palimpsest.text.display_text import cost_text, counted, printable
+from palimpsest.text.display_text import cost_text, counted, counted_outcomes, printable
 
 if TYPE_CHECKING:
     from palimpsest.app.evaluate.evaluation_plan import EvalPlan
@@ -273,9 +273,8 @@ def _print_ungraded(evaluation: Evaluation) -> None:
         typer.echo(f"{counted(without_gold, 'question')} without a gold answer: ungraded, not in the accuracy")
     unanswered = Counter(one.outcome for one in evaluation.samples if one.is_final and one.outcome != "answered")
     if unanswered:
-        listed = ", ".join(f"{outcome} {count:,}" for outcome, count in unanswered.most_common())
         of = f"{unanswered.total():,} of {counted(len(evaluation), 'episode')}"
-        typer.echo(f"{of} did not reach a complete answer: {listed}")
+        typer.echo(f"{of} did not reach a complete answer: {counted_outcomes(unanswered)}")
     replied = [one for one in evaluation.samples if one.answer]
     unmarked = [sample.metrics for sample in replied if sample.metrics.get("answered") == 0.0]
     if holding := [one["string_match_part"] for one in unmarked if "string_match_part" in one]:

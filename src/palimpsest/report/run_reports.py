@@ -20,7 +20,7 @@ from palimpsest.evaluation.summary import EvalSummary, Score, cost_columns
 from palimpsest.report.axis_labels import DOCUMENTS, AxisWords
 from palimpsest.report.page import LEGEND, ToldStory, embedded, evidence_table, page, write_page
 from palimpsest.text.answers import unboxed
-from palimpsest.text.display_text import cost_text, visible
+from palimpsest.text.display_text import cost_text, counted_outcomes, visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +96,8 @@ def _cell(part: str, summary: EvalSummary) -> dict[str, Any]:
         "cost": tokens_in_words(summary.tokens_per_correct),
         "turns": f"{summary.turns_per_document:.1f}",
         "costs": {name: cost_text(value) for name, value in summary.costs.items()},
-        "outcomes": _outcomes(summary.outcomes),
+        "outcomes": counted_outcomes(summary.outcomes),
     }
-
-
-def _outcomes(counts: Mapping[str, int]) -> str:
-    """
-    >>> _outcomes({"answered": 60, "turn_limit": 4})
-    '60 answered, 4 turn limit'
-    """
-    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
-    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in ordered)
 
 
 def tokens_in_words(count: float | None) -> str:

@@ -44,6 +44,16 @@ def _visible(character: str) -> str:
 # ---- Numbers with their nouns --------------------------------------------------------------------------------
 
 
+def counted_outcomes(counts: Mapping[str, int]) -> str:
+    """Outcomes of episodes with their numbers, the most frequent first.
+
+    >>> counted_outcomes({"answered": 60, "out_of_turns": 4})
+    '60 answered, 4 out of turns'
+    """
+    ordered = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in ordered)
+
+
 def counted(number: int, thing: str) -> str:
     """
     >>> counted(1, "chunk"), counted(4_096, "chunk")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.agents.roles import OpenRoles, open_roles
-from palimpsest.config.data import GENERATED
+from palimpsest.app.train.supervised_training import check_lessons
 from palimpsest.config.schema import RunConfig, suspicious
 from palimpsest.credit.assign import build_rule
 from palimpsest.data.sources.file_source import (
@@ -30,7 +30,6 @@ from palimpsest.reward.grading import check_reward
 from palimpsest.rollout.variant import policy_of
 from palimpsest.runs.loggers import check_sinks
 from palimpsest.text.codec import Codec
-from palimpsest.training.supervised.lessons import taught_by
 from palimpsest.types import Problem
 
 
@@ -120,8 +119,8 @@ def policy_checked(config: RunConfig) -> MemoryPolicy:
         warnings.warn(reason, stacklevel=2)
     policy = policy_of(config)
     check_roles(config)
-    if config.cold_start and config.environment is None and config.data.train_files not in GENERATED:
-        taught_by(policy)
+    if config.cold_start:
+        check_lessons(config, policy)
     for reason in unearned(config, policy):
         warnings.warn(reason, stacklevel=2)
     check_sinks(config)

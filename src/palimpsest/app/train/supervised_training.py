@@ -22,6 +22,7 @@ from palimpsest.config.schema import CreditConfig, RunConfig
 from palimpsest.config.training_steps import ColdStartConfig, OptimConfig, TrainConfig
 from palimpsest.data.formats.problem_files import is_question_file
 from palimpsest.data.sources.file_source import FileSource, SourceProblems, build_source
+from palimpsest.data.synthetic.search_problems import SOURCE as SYNTHETIC_SEARCH
 from palimpsest.engines.open import check_models, open_engine, using
 from palimpsest.engines.protocol import Engine
 from palimpsest.errors import ConfigError, DataError
@@ -254,10 +255,25 @@ async def run_cold_start(
         return await _trained(folder, engine, lessons, progress, stop)
 
 
+def check_lessons(config: RunConfig, policy: MemoryPolicy) -> None:
+    """Raise ConfigError if `cold_start` has no SFT examples in the policy's form."""
+    source = config.data.train_files
+    if config.environment is not None or (source == "synthetic" and isinstance(policy, LeadPolicy)):
+        return
+    if source != SYNTHETIC_SEARCH:
+        taught_by(policy)
+    elif not isinstance(policy, ToolAgentPolicy):
+        raise ConfigError(
+            f"cold_start of search problems needs an agent with tools; {type(policy).__name__} has none: "
+            "set cold_start=null, or start from palimpsest sft on your records"
+        )
+
+
 def build_lessons(
     config: RunConfig, wanted: ColdStartConfig, policy: MemoryPolicy, codec: Codec, window: int
 ) -> Examples:
     """SFT examples in the policy's form, for a model of `window` tokens. Raises ConfigError if none exist for it."""
+    check_lessons(config, policy)
     if config.environment is not None:
         source = build_source(config.data, config.seed, split="train", golds=False)
         environment = OpenEnvironment(config.environment)
@@ -271,11 +287,7 @@ def build_lessons(
     if config.data.train_files not in GENERATED:
         source = build_source(config.data, config.seed, split="train")
         return EvidenceLessons(policy, codec, lambda index: source.problems(step=index, count=1)[0])
-    if not isinstance(policy, ToolAgentPolicy):
-        raise ConfigError(
-            f"cold_start of search problems needs an agent with tools; {type(policy).__name__} has none: "
-            "set cold_start=null, or start from palimpsest sft on your records"
-        )
+    assert isinstance(policy, ToolAgentPolicy)
     return ToolLessons(policy, codec, config.data.search or SearchDataConfig(), config.seed, window)
 
 
