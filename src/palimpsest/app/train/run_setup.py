@@ -119,8 +119,7 @@ def policy_checked(config: RunConfig) -> MemoryPolicy:
         warnings.warn(reason, stacklevel=2)
     policy = policy_of(config)
     check_roles(config)
-    if config.cold_start:
-        check_lessons(config, policy)
+    check_lessons(config, policy)
     for reason in unearned(config, policy):
         warnings.warn(reason, stacklevel=2)
     check_sinks(config)

@@ -139,13 +139,11 @@ def _made(
         return _conversations(config, imitated, max_context, progress)
     if imitated.min_grade is not None or imitated.per_problem is not None:
         raise ConfigError(f"{imitated.records}: questions have no grade: leave out --min-grade and --best")
-    policy = policy_of(config)
-    taught_by(policy)  # agents with tools read no document
+    lessons = EvidenceLessons(policy_of(config), codec, lambda index: problems[index])  # rejects agents with tools
     data = config.data.model_copy(update={"train_files": str(imitated.records), "val_files": None})
     source = build_source(data, config.seed, split="train")
     assert isinstance(source, FileSource)
     problems = SourceProblems.all_of(source)
-    lessons = EvidenceLessons(policy, codec, problems.__getitem__)
     return [lessons.draw(index) for index in range(len(problems))]
 
 
@@ -256,9 +254,9 @@ async def run_cold_start(
 
 
 def check_lessons(config: RunConfig, policy: MemoryPolicy) -> None:
-    """Raise ConfigError if `cold_start` has no SFT examples in the policy's form."""
+    """Raise ConfigError if `cold_start` is set and has no SFT examples in the policy's form."""
     source = config.data.train_files
-    if config.environment is not None or (source == "synthetic" and isinstance(policy, LeadPolicy)):
+    if not config.cold_start or config.environment or (source == "synthetic" and isinstance(policy, LeadPolicy)):
         return
     if source != SYNTHETIC_SEARCH:
         taught_by(policy)
