@@ -125,13 +125,13 @@ def check_options(
     palimpsest.errors.ConfigError: reward.options.price='2': must be a number
     """
     allowed = {name: option for name, option in options_of(target, taken).items() if name not in injected}
-    if not takes_any(target):
-        for option in options:
-            if option not in allowed:
-                near = nearest(option, allowed)
-                there = f"known: {', '.join(allowed)}" if allowed else "it has no options"
-                error = ConfigError if near else UnknownOption
-                raise error(f"is unknown to {name}{near}; {there}", key=f"{key}.{option}")
+    unknown = [] if takes_any(target) else [option for option in options if option not in allowed]
+    if unknown:
+        near = [nearest(option, allowed) for option in unknown]
+        also = (f"; {key}.{option} too{hint}" for option, hint in zip(unknown[1:], near[1:], strict=True))
+        there = f"known: {', '.join(allowed)}" if allowed else "it has no options"
+        error = ConfigError if any(near) else UnknownOption
+        raise error(f"is unknown to {name}{near[0]}{''.join(also)}; {there}", key=f"{key}.{unknown[0]}")
     for option, parameter in allowed.items():
         if parameter.required and option not in options:
             raise ConfigError(f"is missing: {name} has no default for it", key=f"{key}.{option}")

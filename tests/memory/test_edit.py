@@ -177,18 +177,21 @@ def test_receipts_and_notices_count_the_context() -> None:
     assert f"Done: {freed} tokens freed, {edit.context_tokens} of 400 in use." in script.text(4)
 
 
-def test_results_without_room_are_taken_back_and_may_be_asked_for_again() -> None:
+@pytest.mark.parametrize("most", [2, 0])
+def test_results_without_room_are_taken_back_and_may_be_asked_for_again(most: int) -> None:
     long = [
         {"id": "0", "title": "", "text": "Alice drinks tea. " * 30},
         {"id": "1", "title": "", "text": "Bob eats figs."},
     ]
-    options = {"context_tokens": 420, "turn_tokens": 60, "rollbacks": 2}
+    options = {"context_tokens": 420, "turn_tokens": 60, "rollbacks": most}
     replies = [search("Bob"), search("Alice"), search("Alice"), search("Alice"), FINAL]
     trajectory, script, _ = edited(replies, world(passages=long), **options)
     backs = of_type(trajectory.events, RolledBack)
-    assert [back.count for back in backs] == [1, 2]
-    assert backs[0].ids == (C,)
-    assert "[c] full" in script.text(3)
+    assert [back.count for back in backs] == [*range(1, most + 1)]
+    assert (trajectory.outcome == Outcome.OUT_OF_CONTEXT) == (most == 0)
+    if most:
+        assert backs[0].ids == (C,)
+        assert "[c] full" in script.text(3)
     assert all(len(turn.prompt_ids) + 1 <= 420 for turn in trajectory.turns)
 
 
@@ -261,7 +264,7 @@ def test_the_contract_holds_with_all_verbs() -> None:
     ("options", "key"),
     [
         ({"verbs": ("forget",)}, "policy.options.verbs"),
-        ({"rollbacks": 0}, "policy.options.rollbacks"),
+        ({"rollbacks": -1}, "policy.options.rollbacks"),
         ({"verbs": ("drop", "drop")}, "policy.options.verbs"),
         ({"reserve_tokens": 10**6}, "policy.options.reserve_tokens"),
         ({"prompts": {**NUMBERED, "result": "{id}: {text}"}}, "policy.options.prompts.result"),

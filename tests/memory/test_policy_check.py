@@ -193,6 +193,39 @@ async def without_room(problem: Problem, model: Any) -> Answered:
 
 
 @pytest.mark.parametrize(
+    ("kept", "declared", "passed", "says"),
+    [
+        (0, 0, True, "prompts don't grow"),
+        (4, 0, True, "prompts grow"),
+        (32, 400, False, "required_context declares 400"),
+    ],
+)
+def test_whether_prompts_grow_with_the_document(kept: int, declared: int, passed: bool, says: str) -> None:
+    class Notes(MemoryPolicy):
+        def required_context(self, codec: Codec) -> int:
+            return declared
+
+        async def run(self, problem: Problem, model: Any) -> Answered:
+            ids, notes = model.codec.encode(problem.context or ""), list[int]()
+            for at in range(0, len(ids), 64):
+                reply = await model.generate([*notes, *ids[at : at + 64]], name="read", max_tokens=32)
+                notes += reply.token_ids[:kept]
+            return Answered("x")
+
+    (found,) = [one for one in check_policy(Notes(), base_codec(), 2048) if one.name == "long document"]
+    assert (found.passed, says in found.message) == (passed, True)
+
+
+def test_a_policy_that_always_raises_has_no_other_findings() -> None:
+    async def raises(problem: Problem, model: Any) -> Answered:
+        raise KeyError("x")
+
+    findings = check_policy(Plays(raises), base_codec(), 4096)
+    assert {one.name.partition(",")[0] for one in findings if one.passed} == {"options", "window"}
+    assert {one.name.partition(",")[0] for one in findings if not one.passed} == {"ends"}
+
+
+@pytest.mark.parametrize(
     ("policy", "finding", "passed"),
     [
         (Plays(without_room), "ends, model that answers briefly", False),

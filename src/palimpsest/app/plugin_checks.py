@@ -374,12 +374,8 @@ def _every_end(grades: Mapping[str, Grade]) -> Finding:
     ungraded = {name: grade.reason for name, grade in grades.items() if not grade.graded}
     if ungraded:
         name, reason = next(iter(ungraded.items()))
-        return Finding(
-            "grades",
-            False,
-            f"{len(ungraded)} of {len(grades)} episodes are ungraded, so training would drop them without a penalty; "
-            f"{name}: {reason}",
-        )
+        fault = f"{len(ungraded)} of {len(grades)} episodes are ungraded, so training would drop them without a penalty"
+        return Finding("grades", False, f"{fault}; {name}: {reason}")
     return Finding("grades", True, ", ".join(f"{name} {grades[name].value:g}" for name in ("right", "wrong", "empty")))
 
 
@@ -409,10 +405,6 @@ def _waiting(stall: float, waits: bool) -> Finding:
     if not waits:
         return Finding("waiting", True, "a plain function: runs in a separate thread, one episode at a time")
     if stall > STALL_S:
-        return Finding(
-            "waiting",
-            False,
-            f"an async function that blocked the event loop for {stall:.1f} s: await slow calls, or make it a plain "
-            "function",
-        )
+        fault = f"an async function that blocked the event loop for {stall:.1f} s"
+        return Finding("waiting", False, f"{fault}: await slow calls, or make it a plain function")
     return Finding("waiting", True, "an async function that doesn't block other episodes")

@@ -141,15 +141,11 @@ class SyntheticConfig(Strict):
             if names is not None and not (names and len(set(names)) == len(names)):
                 raise ValueError(f"data.synthetic.{key}={list(names)}: name one family or several, each once")
         if not self.distractor_facts or not all(0 <= number <= 1000 for number in self.distractor_facts):
-            raise ValueError(
-                f"data.synthetic.distractor_facts={list(self.distractor_facts)}: use numbers from 0 to 1000, e.g. 4 "
-                "or [0, 2, 4]"
-            )
+            used = list(self.distractor_facts)
+            raise ValueError(f"data.synthetic.distractor_facts={used}: use 0 to 1000, e.g. 4 or [0, 2, 4]")
         if not self.competing_facts or not all(0 <= share <= 1 for share in self.competing_facts):
-            raise ValueError(
-                f"data.synthetic.competing_facts={list(self.competing_facts)}: use shares from 0 to 1, e.g. 0.25 or "
-                "[0.25, 0.0]"
-            )
+            shares = list(self.competing_facts)
+            raise ValueError(f"data.synthetic.competing_facts={shares}: use shares from 0 to 1, e.g. [0.25, 0.0]")
         return self
 
 
@@ -187,9 +183,7 @@ class CurriculumConfig(Strict):
     @classmethod
     def _lengths(cls, chunks: tuple[int, ...]) -> tuple[int, ...]:
         if chunks and not 1 <= min(chunks) <= max(chunks) <= LONGEST:
-            raise ValueError(
-                f"data.curriculum.chunks={list(chunks)}: use numbers from 1 to {LONGEST:,}, e.g. [1, 2, 4]"
-            )
+            raise ValueError(f"data.curriculum.chunks={[*chunks]}: use numbers from 1 to {LONGEST:,}, e.g. [1, 2, 4]")
         return chunks
 
 

@@ -213,11 +213,12 @@ def section_of(key: str) -> type[BaseModel] | None:
 
 def _sections_of(key: str) -> list[type[BaseModel]]:
     """All possible classes at a dotted key: the keys of `engine` depend on its name."""
-    models: list[type[BaseModel]] = [RunConfig]
+    annotations: list[Any] = [RunConfig]
     for part in key.split(".") if key else ():
-        fields = [model.model_fields[part] for model in models if part in model.model_fields]
-        models = [section for field in fields for section in sections_in(field.annotation)]
-    return models
+        models = [model for annotation in annotations for model in sections_in(annotation)]
+        fields = [model.model_fields[part].annotation for model in models if part in model.model_fields]
+        annotations = fields or [inner for annotation in annotations for inner in _inside(annotation)]
+    return [model for annotation in annotations for model in sections_in(annotation)]
 
 
 def dotted_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
@@ -343,6 +344,8 @@ def nearest_key(key: str) -> str:
 
     >>> nearest_key("optim.lr"), nearest_key("train.learning_rte")
     ('; did you mean optim.learning_rate?', '; did you mean optim.learning_rate or cold_start.learning_rate?')
+    >>> nearest_key("roles.reader.temprature"), nearest_key("evaluation.baselines.small.names")
+    ('; did you mean roles.reader.temperature?', '; did you mean evaluation.baselines.small.name?')
     >>> nearest_key("cold_start.k0")
     '; cold_start has max_steps, batch_size, insight, learning_rate, warmup_steps'
     """

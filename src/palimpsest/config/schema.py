@@ -378,7 +378,7 @@ def check_cluster(config: RunConfig) -> None:
     device = config.model.device
     if device.startswith("cuda") and (device != "cuda" or cluster.gpus_per_learner == 0):
         raise ValueError(
-            f"model.device={device}: Ray hands out GPUs; set model.device=auto and cluster.gpus_per_learner=1"
+            f"model.device={device}: Ray hands out GPUs; set model.device=auto, cluster.gpus_per_learner=1"
         )
     for key in ("gpus_per_learner", "gpus_per_sampler"):
         if device == "cpu" and (gpus := getattr(cluster, key)):
@@ -398,6 +398,9 @@ def suspicious(config: RunConfig) -> list[str]:
         found.append(f"optim.learning_rate={optim.learning_rate:g}: AdamW may change each weight by that in one step")
     if abs(entropy) >= 1:
         found.append(f"loss.entropy_coeff={entropy:g}: the bonus outweighs the policy's loss; use 0 to 0.01")
+    insight = config.cold_start.insight if config.cold_start else 0.0
+    if insight and (config.data.train_files != "synthetic" or config.policy.name == "lead"):
+        found.append(f"cold_start.insight={insight:g}: only examples of readers of synthetic documents have it")
     return found
 
 

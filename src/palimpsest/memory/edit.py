@@ -76,7 +76,7 @@ class EditPolicy(ToolAgentPolicy):
     reserve_tokens: int | None = None
     """Room for a reply, which results must leave; null: turn_tokens."""
     rollbacks: int = 6
-    """Most roll-backs of an episode; then it ends as out_of_context where a turn does not fit."""
+    """Most roll-backs of an episode, 0 or more; then it ends as out_of_context where a turn does not fit."""
     grounded: Grounded = "off"
     """Filter for notes: `off`, none; `verbatim`, units in a result or an earlier note of the context; `close`, also
     paraphrases of these. A note with any other unit rejects the whole edit."""
@@ -85,7 +85,9 @@ class EditPolicy(ToolAgentPolicy):
 
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
-        require_positive(self, "rollbacks", "reserve_tokens")
+        require_positive(self, "reserve_tokens")
+        if self.rollbacks < 0:
+            raise ConfigError("must be at least 0", key="policy.options.rollbacks", value=self.rollbacks)
         if unknown := next((verb for verb in self.verbs if verb not in VERBS), None):
             hint = f"choose from {', '.join(VERBS)}{nearest(unknown, VERBS)}"
             raise ConfigError(hint, key="policy.options.verbs", value=unknown)

@@ -30,6 +30,8 @@ MAX_CALLS = 2_000
 _LATE = 5  # calls side by side whose replies come in reverse order
 WORDS = 600
 """Words of the test document; each occurs once."""
+LONGEST = 32_768
+"""Most tokens of the window of the long documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,12 @@ class ScriptedModel(Model):
         except ExceptionGroup as errors:
             raise deciding(errors) from None
 
+    async def tried(self, policy: MemoryPolicy, problem: Problem) -> ScriptedModel:
+        """`play`, whatever happens: `ends` reports errors, other findings compare the calls so far."""
+        with suppress(Exception):
+            await self.play(policy, problem)
+        return self
+
 
 def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
     """All findings, in the order of docs/how-to/custom-policy.md."""
@@ -109,6 +117,7 @@ def check_policy(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
 
 
 async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[Finding]:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # errors of calls without an await
     replies = {**_replies(codec), **_searching(policy, codec)}
     words = _words(codec)
     problem = _problem(policy, "check", "Which word comes last?", "".join(words))
@@ -121,11 +130,14 @@ async def _check(policy: MemoryPolicy, codec: Codec, max_context: int) -> list[F
         model = ScriptedModel(codec, reply, max_context)
         played[name] = model
         findings.append(await _ends(policy, problem, model, f"ends, model that {name}"))
+    if not any(finding.passed for finding in findings[-len(played) :]):
+        return findings  # the other points would compare nothing
     findings.append(_budget(played))
     findings.append(await _determinism(policy, problem, codec, max_context))
     findings.append(await _order(policy, problem, codec, max_context))
     if policy.reads_documents:
         findings.append(await _document(policy, played, words))
+        findings.append(await _long_document(policy, problem, codec, max_context))
     findings.append(await _adversarial(policy, codec, max_context))
     empty = _problem(policy, "check-empty", problem.question, "")
     brief = replies["answers briefly"]
@@ -236,10 +248,8 @@ async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max
     reply = _long_reply(policy, codec)
 
     async def play(question: str) -> list[tuple[int, ...]]:
-        model = ScriptedModel(codec, reply, max_context)
-        with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
-            await model.play(policy, dataclasses.replace(problem, question=question))
-        return model.prompts
+        asked = dataclasses.replace(problem, question=question)
+        return (await ScriptedModel(codec, reply, max_context).tried(policy, asked)).prompts
 
     alone, again = await play(problem.question), await play(problem.question)
     concurrent, _ = await asyncio.gather(play(problem.question), play("What is the first word?"))
@@ -252,10 +262,7 @@ async def _determinism(policy: MemoryPolicy, problem: Problem, codec: Codec, max
 
 async def _order(policy: MemoryPolicy, problem: Problem, codec: Codec, max_context: int) -> Finding:
     models = [ScriptedModel(codec, _long_reply(policy, codec), max_context, late=late) for late in (False, True)]
-    for model in models:
-        with suppress(Exception):  # reported by `ends`
-            await model.play(policy, problem)
-    one, other = models
+    one, other = [await model.tried(policy, problem) for model in models]
     if one.prompts != other.prompts:
         fix = "start all calls that don't wait for a reply before those that do (generate_all)"
         return Finding("order", False, f"the order in which replies arrive changes the next prompts: {fix}")
@@ -269,8 +276,7 @@ async def _order(policy: MemoryPolicy, problem: Problem, codec: Codec, max_conte
 
 async def _memory(policy: MemoryPolicy, problem: Problem, model: ScriptedModel) -> Finding:
     memory = "Zed."
-    with suppress(Exception):  # reported by `ends`
-        await model.play(policy, dataclasses.replace(problem, memory=memory))
+    await model.tried(policy, dataclasses.replace(problem, memory=memory))
     if any(memory in model.codec.decode(prompt) for prompt in model.prompts):
         return Finding("memory", True, "the memory at the start is in a prompt")
     return Finding("memory", False, "no prompt has the text of problem.memory: use it, or set takes_memory = False")
@@ -283,9 +289,7 @@ async def _sampled_text(policy: MemoryPolicy, problem: Problem, codec: Codec, ma
     if codec.decode(spelled) != text or spelled == tuple(codec.encode(text)):
         return Finding("sampled ids", True, "not checked: the tokenizer has one spelling")
     model = ScriptedModel(codec, lambda prompt, limit: [*spelled, codec.stop_ids[0]], max_context)
-    with suppress(Exception):  # reported by `ends`
-        await model.play(policy, problem)
-    for prompt in model.prompts:
+    for prompt in (await model.tried(policy, problem)).prompts:
         if codec.decode(prompt).count(text) > _occurrences(spelled, prompt):
             fix = "insert codec.strip_stop(completion.token_ids)"
             return Finding("sampled ids", False, f"a prompt has the text of a reply in other tokens: {fix}")
@@ -329,15 +333,30 @@ def _lost(policy: MemoryPolicy, shown: dict[str, int | None], lost: Sequence[str
     return Finding("document", False, f"{len(lost)} of {len(shown)} words never reach a prompt, e.g.{lost[0]}")
 
 
+async def _long_document(policy: MemoryPolicy, problem: Problem, codec: Codec, max_context: int) -> Finding:
+    """Says if the prompts grow with the document; fails if they exceed what the policy declares."""
+    needed, reply, longest = policy.required_context(codec), _replies(codec)["fills its budget"], list[int]()
+    window = needed or min(max_context, LONGEST)
+    for size in (window, 2 * window):
+        text = " ".join(itertools.islice(itertools.cycle((problem.context or "").split()), size))
+        model = await ScriptedModel(codec, reply, window).tried(policy, dataclasses.replace(problem, context=text))
+        longest.append(max(map(len, model.prompts), default=0))
+        if needed and model.overflows:
+            fault = f"a document of {size:,} words leads to a prompt of {model.overflows[0][0]:,} tokens"
+            return Finding("long document", False, f"{fault}; required_context declares {needed:,}")
+    grow = "grow" if longest[1] > 1.2 * longest[0] or model.overflows else "don't grow"
+    lengths = f"up to {longest[0]:,} tokens for {window:,} words, {longest[1]:,} for {2 * window:,}"
+    return Finding("long document", True, f"prompts {grow} with the document: {lengths}")
+
+
 _SAYS_NO_WORD = ("answers briefly", "says nothing", "fills its budget", "searches without end")
 """Models whose replies contain no more of the document than a one-character document also shows."""
 
 
 async def _first_shown(policy: MemoryPolicy, model: ScriptedModel, words: Sequence[str]) -> dict[str, int | None]:
     """The first call whose prompt shows each word, or None; without words of the template and of replies."""
-    bare = ScriptedModel(model.codec, model.reply, model.max_context)
-    with suppress(Exception):  # reported by `ends`
-        await bare.play(policy, Problem("check-bare", "Which word comes last?", ("none",), "0"))
+    empty = Problem("check-bare", "Which word comes last?", ("none",), "0")
+    bare = await ScriptedModel(model.codec, model.reply, model.max_context).tried(policy, empty)
     ignored = {i for prompt in bare.prompts for i in prompt} | set(model.reply((), 1))
     shown: dict[int, int] = {}
     for call, prompt in enumerate(model.prompts):
@@ -352,9 +371,8 @@ async def _adversarial(policy: MemoryPolicy, codec: Codec, max_context: int) -> 
 
     async def control_tokens(words: Sequence[str]) -> list[int]:
         text = " ".join(words)
-        model = ScriptedModel(codec, _long_reply(policy, codec), max_context)
-        with suppress(Exception):  # reported by `ends`; here only the prompts so far are compared
-            await model.play(policy, _problem(policy, "check-adversarial", text, f"Start. {text} End."))
+        problem = _problem(policy, "check-adversarial", text, f"Start. {text} End.")
+        model = await ScriptedModel(codec, _long_reply(policy, codec), max_context).tried(policy, problem)
         return [sum(i in codec.control_ids for i in prompt) for prompt in model.prompts]
 
     plain, attacked = await control_tokens(["plain"]), await control_tokens(markers)

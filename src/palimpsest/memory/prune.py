@@ -130,9 +130,8 @@ class PrunePolicy(ToolAgentPolicy):
     def __post_init__(self) -> None:
         ToolAgentPolicy.__post_init__(self)
         if any(tool.spec.name == PRUNE.name for tool in self.built):
-            raise ConfigError(
-                f"can't have {PRUNE.name}, which is the policy's own; rename yours", key="policy.options.tools"
-            )
+            message = f"can't have {PRUNE.name}, which is the policy's own; rename yours"
+            raise ConfigError(message, key="policy.options.tools")
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:

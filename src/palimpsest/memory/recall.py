@@ -128,24 +128,14 @@ class RecallPolicy(OverwritePolicy):
         OverwritePolicy.__post_init__(self)
         require_positive(self, "reply_tokens")
         if self.empty_memory != "overwrite":
-            raise ConfigError(
-                "has no effect, since tags contain the memory; use overwrite",
-                key="policy.options.empty_memory",
-                value=self.empty_memory,
-            )
+            message = "has no effect, since tags contain the memory; use overwrite"
+            raise ConfigError(message, key="policy.options.empty_memory", value=self.empty_memory)
         if self.malformed == "accept" and self.next_memory == "update":
-            raise ConfigError(
-                "needs policy.options.next_memory=reply: without exactly one update no memory is defined",
-                key="policy.options.malformed",
-                value="accept",
-            )
+            message = "needs policy.options.next_memory=reply: without exactly one update no memory is defined"
+            raise ConfigError(message, key="policy.options.malformed", value="accept")
         if self.grounded != "off" and self.next_memory == "reply":
-            raise ConfigError(
-                "with policy.options.next_memory=reply the memory is a whole reply, tags and thinking included, which "
-                "no section supports; set next_memory=update, or grounded=off",
-                key="policy.options.grounded",
-                value=self.grounded,
-            )
+            message = "with policy.options.next_memory=reply no section supports the memory (tags included): set update"
+            raise ConfigError(message, key="policy.options.grounded", value=self.grounded)
 
     def slot_tokens(self, codec: Codec) -> int:
         recalled = max(self.memory_tokens, len(codec.encode(self.texts.nothing_recalled)))
@@ -157,12 +147,9 @@ class RecallPolicy(OverwritePolicy):
         tags = len(self.reply(codec, ()))
         if self.written_tokens <= tags:
             option = "reply_tokens=null, which is memory_tokens" if self.reply_tokens is None else "reply_tokens"
-            raise ConfigError(
-                f"the tags of a reply take {tags} tokens of this model's; set policy.options.reply_tokens to "
-                f"{2 * tags + self.memory_tokens} or more",
-                key=f"policy.options.{option}",
-                value=self.written_tokens,
-            )
+            most = f"set policy.options.reply_tokens to {2 * tags + self.memory_tokens} or more"
+            message = f"the tags of a reply take {tags} tokens of this model's; {most}"
+            raise ConfigError(message, key=f"policy.options.{option}", value=self.written_tokens)
 
     @property
     def written_tokens(self) -> int:
