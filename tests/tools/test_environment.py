@@ -8,7 +8,9 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
 import pytest
@@ -18,15 +20,18 @@ from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import EnvironmentConfig, PolicyConfig, RunConfig, SamplingConfig
 from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.events import EnvironmentFailed, EnvironmentStepped, Event, Pruned, ToolFailed, of_type
+from palimpsest.http_services import RetryableError
 from palimpsest.memory.registry import admit_all, build_policy
 from palimpsest.plugins import named_objects
 from palimpsest.reward.grading import build_reward, closing
 from palimpsest.reward.turn_rewards import EnvironmentGrader
 from palimpsest.rollout.episode import play
 from palimpsest.tools.environment import Environment, OpenEnvironment, Step
+from palimpsest.tools.openenv import only_field
 from palimpsest.training.supervised.walkthroughs import Retraced, WalkthroughLessons
 from palimpsest.types import Outcome, Problem, Trajectory
 from support.agents import Reply, Script, base_codec, call
+from support.listening import listening
 
 LENGTH = 3
 PLAY: dict[str, Any] = {"tools": {}, "turn_tokens": 40, "context_tokens": 400}
@@ -430,3 +435,43 @@ def test_a_walkthrough_is_played_once_and_goes_on_where_another_ended() -> None:
     assert Asked.steps == ["right", "left", *onwards]
     assert longer[:3] == first[:3]
     assert (longer[-1], len(events)) == (True, 2 + 1 + 4)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"action": {"required": ["metadata", "text"]}}', "text"),
+        (b'{"action": {"required": ["a", "b"], "properties": {"a": {}, "b": {}}}}', None),
+        (b'{"action": [1]}', None),
+        (b"<html>", None),
+    ],
+)
+def test_the_text_field_of_a_servers_actions_is_in_its_schema(body: bytes, field: str | None) -> None:
+    with listening(serving(body)) as port:
+        url = f"http://127.0.0.1:{port}"
+        if field is not None:
+            assert asyncio.run(only_field(url)) == field
+            return
+        with pytest.raises(ConfigError) as error:
+            asyncio.run(only_field(url))
+    assert error.value.key == "environment.options.action"
+
+
+def test_a_schema_without_an_end_is_not_read_to_it() -> None:
+    with listening(serving(b" " * (1 << 22))) as port, pytest.raises(RetryableError):
+        asyncio.run(only_field(f"http://127.0.0.1:{port}"))
+
+
+def serving(body: bytes) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with suppress(OSError):
+                self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    return Handler

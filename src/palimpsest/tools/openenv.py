@@ -17,12 +17,14 @@ from typing import Any
 
 from palimpsest.config.install_hints import install_line
 from palimpsest.errors import ConfigError
+from palimpsest.http_connections import Connections
 from palimpsest.http_services import check_address
 from palimpsest.tools.environment import Environment, Step
 from palimpsest.types import Problem
 
 _OWN = ("done", "reward", "metadata")
 """Fields of every observation."""
+_SCHEMA_BYTES, _SCHEMA_S = 1 << 20, 30.0
 
 
 class OpenEnvEnvironment(Environment):
@@ -41,7 +43,7 @@ class OpenEnvEnvironment(Environment):
 
     async def reset(self, problem: Problem) -> str:  # type: ignore[override]
         if self.action is None:
-            self.action = await _only_field(self.url)
+            self.action = await only_field(self.url)
         await self._client.connect()
         result = await self._client.reset(**problem.metadata.get("reset", {}))
         return self._shown(result.observation)
@@ -65,14 +67,19 @@ class OpenEnvEnvironment(Environment):
         return json.dumps(fields, ensure_ascii=False)
 
 
-async def _only_field(url: str) -> str:
-    """The only required field of the server's actions. Raises ConfigError for several."""
-    import aiohttp
-
-    async with aiohttp.ClientSession() as session, session.get(f"{url.rstrip('/')}/schema") as answer:
-        schema = (await answer.json())["action"]
-    required = [name for name in schema.get("required", ()) if name != "metadata"]
+async def only_field(url: str) -> str:
+    """The only required field of the server's actions. Raises ConfigError for several, Unanswered without a reply."""
+    connections = Connections()
+    try:
+        reply = await connections.ask("GET", f"{url.rstrip('/')}/schema", limit=_SCHEMA_BYTES, timeout_s=_SCHEMA_S)
+        schema = reply.json()["action"]
+        required = [name for name in schema.get("required", ()) if name != "metadata"]
+        fields = [str(name) for name in schema.get("properties", ())]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        required, fields = [], []
+    finally:
+        await connections.close()
     if len(required) != 1:
-        fields = ", ".join(schema.get("properties", {}))
-        raise ConfigError(f"name the text field of an action: {fields}", key="environment.options.action")
+        message = f"name the text field of an action: {', '.join(fields) or f'{url}/schema names none'}"
+        raise ConfigError(message, key="environment.options.action")
     return str(required[0])
