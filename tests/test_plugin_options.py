@@ -64,7 +64,7 @@ def made_of(cls: Any, options: dict[str, Any]) -> Any:
         ({"weights": {"a": "b"}}, "o.weights={'a': 'b'}: must be a mapping, each value a number"),
         ({"words": "abc"}, "o.words='abc': must be a list, each text or null"),
         ({"made": 1}, "o.made is unknown to Typed; did you mean mode?; known: size, share, name"),
-        ({"sise": 1}, "o.sise is unknown to Typed; did you mean size?"),
+        ({"sise": 1, "color": 2}, "o.sise is unknown to Typed; did you mean size?; also unknown: color; known"),
     ],
 )
 def test_a_value_of_another_type_is_refused_with_key_value_and_type(options: dict[str, Any], message: str) -> None:

@@ -128,10 +128,10 @@ def check_options(
     unknown = [] if takes_any(target) else [option for option in options if option not in allowed]
     if unknown:
         near = [nearest(option, allowed) for option in unknown]
-        also = (f"; {key}.{option} too{hint}" for option, hint in zip(unknown[1:], near[1:], strict=True))
+        also = f"; also unknown: {', '.join(unknown[1:])}" if unknown[1:] else ""
         there = f"known: {', '.join(allowed)}" if allowed else "it has no options"
-        error = ConfigError if any(near) else UnknownOption
-        raise error(f"is unknown to {name}{near[0]}{''.join(also)}; {there}", key=f"{key}.{unknown[0]}")
+        error = ConfigError if near[0] else UnknownOption
+        raise error(f"is unknown to {name}{near[0]}{also}; {there}", key=f"{key}.{unknown[0]}")
     for option, parameter in allowed.items():
         if parameter.required and option not in options:
             raise ConfigError(f"is missing: {name} has no default for it", key=f"{key}.{option}")

@@ -36,6 +36,8 @@ def admit(policy: MemoryPolicy, problem: Problem, window: int = 1_000_000) -> No
     [
         ("overwrit", {}, "policy.name='overwrit': no such policy; did you mean overwrite"),
         ("overwrite", {"chunk_sise": 3}, "policy.options.chunk_sise is unknown to overwrite; did you mean chunk_size"),
+        ("overwrite", {"lr": 1}, "did you mean optim.learning_rate?"),
+        ("closed_book", {"chunk_size": 1, "unit": "y"}, "prompts; policy.options={} drops those"),
         ("overwrite", {"chunk_size": 0}, "policy.options.chunk_size=0: must be at least 1"),
         ("overwrite", {"layout": "x"}, "policy.options.layout='x': choose one of memory_first, section_first"),
         ("overwrite", {"prompts": "x"}, "policy.options.prompts='x': choose one of standard, short"),

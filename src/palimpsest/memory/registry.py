@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from palimpsest import plugins
-from palimpsest.config.keys import nearest_key
+from palimpsest.config.keys import is_key_name, nearest_key
 from palimpsest.config.schema import EnvironmentConfig, PolicyConfig, RunConfig
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.memory.overwrite import LongQuestion
@@ -33,7 +33,9 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
     try:
         policy: MemoryPolicy = plugins.build("policy", config.name, config.options)
     except UnknownOption as error:
-        error.message += nearest_key(option_of(error) or "")  # perhaps a key of another section
+        option = option_of(error) or ""
+        other_section = is_key_name(option)
+        error.message += nearest_key(option) if other_section else "; policy.options={} drops those of a recipe"
         raise
     return policy
 

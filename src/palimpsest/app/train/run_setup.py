@@ -114,10 +114,10 @@ def unearned(config: RunConfig, policy: MemoryPolicy) -> Iterator[str]:
 
 def policy_checked(config: RunConfig) -> MemoryPolicy:
     """The policy, after the checks that need neither model nor data."""
+    policy = policy_of(config)
     check_all(config)
     for reason in suspicious(config):
         warnings.warn(reason, stacklevel=2)
-    policy = policy_of(config)
     check_roles(config)
     check_lessons(config, policy)
     for reason in unearned(config, policy):
