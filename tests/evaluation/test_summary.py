@@ -46,6 +46,7 @@ def test_three_times_the_samples_do_not_narrow_an_interval_over_the_same_problem
     assert (once.accuracy.low, once.accuracy.high) == pytest.approx(score_test_ends(0.5, 20), abs=1e-4)
     assert (once.pass_at, once.disagreement) == ({}, None)
     assert passes(drawn({"a": [1.0]}), 1) == {}
+    assert passes(drawn({"a": [1.5, 0.75]}), 2) == {"1": 0.5, "2": 1.0}
     assert disagreement(drawn({"a": [1.0]}), 1) is None
 
 

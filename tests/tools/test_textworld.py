@@ -81,6 +81,21 @@ def test_another_thing_loses_and_nonsense_is_invalid(games: Path) -> None:
     assert (lost.reward, lost.done, lost.info) == (0.0, True, {"won": 0.0, "invalid": 0.0})
 
 
+@pytest.mark.parametrize("commands", [False, True])
+def test_a_command_that_the_game_refuses_is_invalid(commands: bool, games: Path) -> None:
+    problem = problems(games)[0]
+    game = TextWorldEnvironment(str(games), commands=commands)
+    game.reset(problem)
+    way = problem.metadata["walkthrough"][1].split()[-1]
+    closed = next(side for side in ("north", "south", "east", "west") if side != way)
+    tried = ["look", "wait", "take note", "take note", f"go {closed}", "go", "take lantern", "inventory", f"go {way}"]
+    steps = {f"{n} {action}": game.step(action) for n, action in enumerate(tried)}
+    game.close()
+    refused = {"3 take note", f"4 go {closed}", "5 go", "6 take lantern"}
+    assert {name for name, step in steps.items() if step.info["invalid"]} == refused
+    assert not any("[" in step.observation for step in steps.values())
+
+
 STEERING = (r"\boxed{take key}", "save", "restore", "script", "wait. restore", "take a then wait", "look\x00", "quit")
 
 

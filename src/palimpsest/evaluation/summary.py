@@ -84,7 +84,8 @@ def passes(samples: Iterable[Sample], drawn: int) -> dict[str, float]:
     sizes = sorted({*(2**power for power in range(drawn.bit_length())), drawn})
     means = {}
     for k in (size for size in sizes if size <= drawn):
-        values = [pass_at_k(len(grades), grades.count(RIGHT), k) for grades in problems if len(grades) >= k]
+        counts = [(len(grades), sum(grade >= RIGHT for grade in grades)) for grades in problems]
+        values = [pass_at_k(n, right, k) for n, right in counts if n >= k]
         if values:
             means[str(k)] = fmean(values)
     return means

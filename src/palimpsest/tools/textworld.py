@@ -142,7 +142,6 @@ class TextWorldEnvironment(Environment):
             raise ConfigError("must be at least 1", key="environment.options.workers", value=workers)
         self.games, self.commands, self.workers = Path(games), commands, workers
         self._game, self._score = next(_NUMBERS), 0
-        self._moves = 0
         self._factor, self._left = most_steps, math.inf
         self._worker: GameWorker | None = None
 
@@ -166,8 +165,7 @@ class TextWorldEnvironment(Environment):
         score = state["max_score"] if state["won"] else state["score"]
         gained, self._score = score - self._score, score
         ended = bool(state["won"] or state["lost"])
-        invalid, self._moves = not ended and state["moves"] == self._moves, state["moves"]
-        info = {"won": float(state["won"]), "invalid": float(invalid)}
+        info = {"won": float(state["won"]), "invalid": float(not (ended or state["done"]))}
         return Step(self._shown(state), gained / max(1, state["max_score"]), ended or self._left < 1, info)
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ _PLACES = str.split("""
 _THINGS = str.split("lamp coin key book cup hat pen ring rope bell")
 _CHOICES = 4
 _BACK = {"north": "south", "south": "north", "east": "west", "west": "east"}
+_TRACE = re.compile(r"\[[^]]+\]\n?")  # as TextWorld removes it
 _STATUS = re.compile(r"\s*>\s+-= [^\n]* =-\s*-?\d+/\d+\s*$")
 
 
@@ -102,21 +103,22 @@ def notes_game(options: Any, length: int, rng: random.Random) -> tuple[Any, list
 
 
 def shown(text: str) -> str:
-    """An observation without the status line, blank lines and runs of blanks.
+    """An observation without the trace of actions, the status line, blank lines and runs of blanks.
 
-    >>> shown("\\n-= Hall =-\\nA  hall.\\n\\n\\n>                  -= Hall =-0/1")
+    >>> shown("\\n[looking]\\n-= Hall =-\\nA  hall.\\n[looking - succeeded]\\n\\n>                  -= Hall =-0/1")
     '-= Hall =-\\nA hall.'
     """
-    lines = (" ".join(line.split()) for line in _STATUS.sub("", text).splitlines())
+    lines = (" ".join(line.split()) for line in _STATUS.sub("", _TRACE.sub("", text)).splitlines())
     return "\n".join(line for line in lines if line)
 
 
-_STATE = ("score", "max_score", "moves", "won", "lost")
+_STATE = ("score", "max_score", "won", "lost")
 
 
 def state_of(state: Any, text: str) -> dict[str, Any]:
     return {
         "text": shown(text),
+        "done": " - succeeded]" in state["raw"],  # the game carried the command out
         "commands": state.get("admissible_commands", ()),
         **{name: state[name] for name in _STATE},
     }
@@ -139,6 +141,8 @@ def main() -> None:
             wanted = {**dict.fromkeys(_STATE, True), "admissible_commands": request["commands"]}  # which are slow
             games[number] = textworld.start(path, textworld.EnvInfos(**wanted))
             state = games[number].reset()
+            if not request["commands"]:  # which turn the trace on
+                games[number].step("tw-trace-actions")
             return state_of(state, state["feedback"][state["feedback"].find("-= ") :])  # after the banner
         if "step" in request:
             state, _, _ = games[number].step(request["step"])
