@@ -76,9 +76,9 @@ WIDE = {
 BUDGET: dict[str, tuple[int, int]] = {
     "": (3260, 15),
     "agents": (570, 5),
-    "app": (10330, 53),
-    "cli": (2760, 16),
-    "config": (3355, 14),
+    "app": (10390, 53),
+    "cli": (2775, 16),
+    "config": (3375, 14),
     "credit": (990, 9),
     "data": (5000, 24),
     "engines": (11090, 47),
@@ -95,7 +95,7 @@ BUDGET: dict[str, tuple[int, int]] = {
     "runs": (1790, 9),
     "servers": (3650, 16),
     "text": (3690, 15),
-    "tools": (920, 6),
+    "tools": (945, 6),
     "training": (2190, 11),
     "viewer": (5500, 24),
 }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import platform
 import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from importlib.metadata import version
@@ -272,6 +274,21 @@ def test_another_model_of_a_role_is_another_evaluation(tmp_path: Path) -> None:
     assert before == evaluation_identity(config, {}) != evaluation_identity(RunConfig(), {})
     change_the_middle(role)
     assert evaluation_identity(config, {}) != before
+
+
+def test_another_environment_is_another_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "worlds.py").write_text("class World:\n    reward = 0.25\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "worlds", raising=False)
+
+    def identity(**options: Any) -> dict[str, Any]:
+        environment = {"name": f"{importlib.import_module('worlds').__name__}:World", "options": options}
+        return evaluation_identity(RunConfig.model_validate({"environment": environment}), {})
+
+    before = identity(left=5)
+    assert before == identity(left=5) != identity(left=3)
+    (tmp_path / "worlds.py").write_text("class World:\n    reward = 0.5\n")
+    assert identity(left=5) != before
 
 
 MODULES = {

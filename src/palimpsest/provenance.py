@@ -361,6 +361,7 @@ def evaluation_identity(
         "reward": config.reward.model_dump(mode="json", exclude={"judge": set(JUDGE_OPERATION), "timeout_s": True}),
         "sampling": config.eval_sampling.model_dump(mode="json", exclude=set(endpoint.dropped) if endpoint else None),
         "seed": config.seed,
+        **({} if config.environment is None else {"environment": config.environment.model_dump(mode="json")}),
         **({} if problems is None else {"problems": Contents(problems).to_json()}),
     }
     modules = source_digests(identity)

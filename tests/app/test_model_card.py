@@ -18,7 +18,7 @@ from palimpsest.app.model_card import loading, model_card
 from palimpsest.app.model_export_job import export
 from palimpsest.cli.main import main
 from palimpsest.config.load import dump_config
-from palimpsest.config.schema import PolicyConfig
+from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.engines.embedded.learner import ForestLearner
 from palimpsest.engines.embedded.model_loading import trainable
 from palimpsest.errors import RunError
@@ -141,7 +141,7 @@ def test_the_command_prints_lines_that_load_it(run: Path, tmp_path: Path, reques
     done = command("export", str(run), "--out", str(to))
     for path in to.iterdir():
         assert f"{path.stat().st_size:,}  {path.name}\n" in done.stdout
-    lines = loading(str(to), palimpsest.Run(run).config.policy)
+    lines = loading(str(to), palimpsest.Run(run).config)
     assert all(line in done.stdout for line in lines.values())
     (load,) = [line for line in done.stdout.splitlines() if "from_pretrained" in line]
     import transformers
@@ -158,7 +158,8 @@ def test_the_command_prints_lines_that_load_it(run: Path, tmp_path: Path, reques
 def test_the_lines_give_every_option_that_is_a_number_or_a_name() -> None:
     options = {"chunk_size": 36, "min_similarity": 0.5, "early_exit": False, "layout": "section_first"}
     rest = {"prompts": "mine/my prompts.yaml", "tools": {"search": {"topk": 2}}, "max_chunks": None}
-    line = loading("m", PolicyConfig(name="recall", options=options | rest))["palimpsest serve"]
+    policy = PolicyConfig(name="recall", options=options | rest)
+    line = loading("m", RunConfig(recipe="mine", policy=policy))["palimpsest serve"]
     assert line == (
         "palimpsest serve m --policy recall chunk_size=36 min_similarity=0.5 early_exit=false layout=section_first"
     )

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from palimpsest.evaluation.sample_log import Sample
+from palimpsest.evaluation.sample_log import Cell, Sample
 from palimpsest.evaluation.summary import disagreement, pass_at_k, passes, summarise
 from support.evaluations import CHUNKS, sample
 from support.score_test import STUDENT, score_test_ends
@@ -48,6 +48,12 @@ def test_three_times_the_samples_do_not_narrow_an_interval_over_the_same_problem
     assert passes(drawn({"a": [1.0]}), 1) == {}
     assert passes(drawn({"a": [1.5, 0.75]}), 2) == {"1": 0.5, "2": 1.0}
     assert disagreement(drawn({"a": [1.0]}), 1) is None
+
+
+def test_cells_of_a_family_are_in_the_order_of_the_sizes_in_their_names() -> None:
+    names = ["test-4", "test-8", "test-16", "train"]
+    cells = [Cell(name, None, None, "edit") for name in names]
+    assert sorted(cells[::-1], key=lambda cell: cell.order) == cells
 
 
 def test_figures_by_document_length_agree_with_counting_by_hand() -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from palimpsest.app.plugin_checks import check
@@ -26,7 +27,7 @@ from palimpsest.plugins import named_objects
 from palimpsest.reward.grading import build_reward, closing
 from palimpsest.reward.turn_rewards import EnvironmentGrader
 from palimpsest.rollout.episode import play
-from palimpsest.tools.environment import Environment, OpenEnvironment, Step
+from palimpsest.tools.environment import Environment, OpenEnvironment, Step, _checked
 from palimpsest.tools.openenv import only_field
 from palimpsest.training.supervised.walkthroughs import Retraced, WalkthroughLessons
 from palimpsest.types import Outcome, Problem, Trajectory
@@ -435,6 +436,12 @@ def test_a_walkthrough_is_played_once_and_goes_on_where_another_ended() -> None:
     assert Asked.steps == ["right", "left", *onwards]
     assert longer[:3] == first[:3]
     assert (longer[-1], len(events)) == (True, 2 + 1 + 4)
+
+
+def test_numbers_of_numpy_are_numbers_and_truths() -> None:
+    step = _checked((str(np.str_("x")), np.float32(0.5), np.bool_(True)))
+    assert step == Step("x", 0.5, True, {})
+    assert type(step.done) is bool
 
 
 @pytest.mark.parametrize(

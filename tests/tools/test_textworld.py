@@ -7,14 +7,17 @@ import json
 import math
 import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from palimpsest.app.datasets.textworld_games import GameSet, make_games
+from palimpsest.app.datasets.textworld_games import GameSet, make_games, missing_games
+from palimpsest.app.quickstart.quickstart_plan import Grid
+from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import EnvironmentConfig, PolicyConfig
-from palimpsest.errors import ConfigError, DataError
+from palimpsest.errors import ConfigError, DataError, RunError
 from palimpsest.events import EnvironmentStepped, Pruned, of_type
 from palimpsest.memory.registry import build_policy
 from palimpsest.tools import textworld
@@ -144,6 +147,34 @@ def test_a_process_that_dies_ends_its_episode_and_the_next_game_has_another(game
     assert asyncio.run(lost()).startswith("-= ")
 
 
+def test_a_signal_to_the_group_of_the_run_does_not_end_games(games: Path) -> None:
+    game = TextWorldEnvironment(str(games))
+    game.reset(problems(games)[0])
+    assert game._worker is not None
+    assert os.getpgid(game._worker._process.pid) != os.getpgid(0)
+    game.close()
+
+
+def test_no_game_is_made_once_the_caller_has_ended(tmp_path: Path) -> None:
+    ended = threading.Event()
+    ended.set()
+    with pytest.raises(RunError):
+        make_games(GameSet(games=200), out=tmp_path / "games", ended=ended)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_quickstart_names_the_file_of_a_length_that_is_missing(
+    games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_recipe("textworld-quickstart", read_files=False)
+    assert missing_games(config) == Path("games")
+    (tmp_path / "games").symlink_to(games)
+    assert missing_games(config) is None
+    with pytest.raises(ConfigError, match="test-8.jsonl"):
+        Grid(config).problems(8)
+
+
 def test_a_problem_without_its_game_in_the_folder_is_an_error(games: Path, tmp_path: Path) -> None:
     inside = problems(games)[0].metadata["game"]
     made, elsewhere = TextWorldEnvironment(str(games)), TextWorldEnvironment(str(tmp_path))
@@ -158,7 +189,7 @@ def test_a_problem_without_its_game_in_the_folder_is_an_error(games: Path, tmp_p
 @pytest.mark.parametrize(
     "wanted", [{"family": "coin"}, {"difficulty": (0,)}, {"difficulty": (33,)}, {"test_difficulty": (99,)}]
 )
-def test_games_that_a_family_lacks_are_an_error(wanted: dict[str, Any]) -> None:
+def test_difficulties_that_a_family_lacks_are_an_error(wanted: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         GameSet(**wanted)
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import yaml
 
+from palimpsest.app.quickstart.quickstart_plan import Grid
 from palimpsest.config.engine import SHIPPED
+from palimpsest.config.load import recipe_names
 from palimpsest.config.schema import PolicyConfig, RunConfig
 from palimpsest.errors import RunError
 from palimpsest.evaluation.sample_log import IDENTITY, SUMMARY, Cell, read_identity
@@ -27,7 +29,6 @@ from palimpsest.models.model_folder import cached
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import plain
 from palimpsest.provenance import installed, same_weights, weights_fingerprint
-from palimpsest.report.axis_labels import DOCUMENTS, QUESTIONS
 from palimpsest.runs.run_folder import CONFIG, load_config
 from palimpsest.text.display_text import printable, visible
 
@@ -63,7 +64,7 @@ def model_card(
     rows = list(_accuracies(Path(run), folder, evaluations))
     table = ["| data | accuracy | 95% interval | graded |", "|---|---|---|---|", *rows[:_MOST_ROWS]]
     shown = f", {_MOST_ROWS} of {len(rows)} sets" if len(rows) > _MOST_ROWS else ""
-    lines = loading(printable(name), None if config is None else config.policy, adapter=adapter)
+    lines = loading(printable(name), config, adapter=adapter)
     sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---",
         f"# {_plain(name)}",
@@ -89,8 +90,8 @@ def _origin(config: RunConfig | None, step: int | None, base: str | None, licens
     return "\n".join(lines)
 
 
-def loading(name: str, policy: PolicyConfig | None, *, adapter: bool = False) -> dict[str, str]:
-    """Lines that load a model, by program; `name`: its folder or hub id.
+def loading(name: str, config: RunConfig | None, *, adapter: bool = False) -> dict[str, str]:
+    """Lines that load a model, by program; `name`: its folder or hub id; `config`: that of its run.
 
     >>> loading("my agent", None)["vLLM"]
     "vllm serve 'my agent'"
@@ -103,6 +104,10 @@ def loading(name: str, policy: PolicyConfig | None, *, adapter: bool = False) ->
             "transformers": f"transformers.AutoModelForCausalLM.from_pretrained({name!r})",
             "vLLM": f"vllm serve {shell}",
         }
+    policy = None if config is None else config.policy
+    if config is not None and config.environment is not None:  # no server has one
+        recipe = config.recipe if config.recipe in recipe_names() else "RECIPE.yaml"
+        return lines | {"palimpsest eval": f"palimpsest eval {shell} --recipe {recipe} --data FILE"}
     if policy is not None and policy.name.startswith(OBJECT):
         return lines | {"palimpsest": f"palimpsest.evaluate({name!r}, data, policy={plain(policy.name)})"}
     chosen = "" if policy is None else _as_options(evaluated(policy))
@@ -167,7 +172,7 @@ def _rows(run: Path, evaluation: Path) -> Iterator[str]:
             yield _row(row, cell.title)
         return
     config, run_summary = load_config(run), json.loads(read_regular(run / SUMMARY, _MOST_BYTES))
-    words = DOCUMENTS if config.data.train_files == "synthetic" else QUESTIONS
+    words = Grid(config).axis
     for row in summary[config.evaluation.agent].values():
         size = words.heading(row["size"], run_summary[f"training_{words.key}"])
         yield _row(row, f"{config.data.train_files}, {size}")

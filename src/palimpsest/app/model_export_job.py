@@ -97,9 +97,8 @@ def export(
             _write(source, run, hidden, dtype, untied, adapter)
             _add_older_layout(hidden, dtype)
             files.write_plain(hidden / CARD, card.encode("utf-8", "replace"))
-        policy = None if config is None else config.policy
         size = sum(file.stat().st_size for file in to.iterdir())
-        return ExportedModel(source.step, to, size, loading(str(to.resolve()), policy, adapter=adapter))
+        return ExportedModel(source.step, to, size, loading(str(to.resolve()), config, adapter=adapter))
 
 
 @dataclass(frozen=True, slots=True)

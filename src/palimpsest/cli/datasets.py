@@ -283,8 +283,9 @@ def textworld(
     games: Annotated[int, typer.Option(min=1, help="Games for training.")] = 20,
     held_out: Annotated[int, typer.Option(min=1, help="Games for evaluation, of each difficulty.")] = 8,
     difficulty: Annotated[
-        str, typer.Option(help="Moves to the goal, level of the treasure, or ingredients; one or several.")
-    ] = "4,8",
+        str | None,
+        typer.Option(help="Moves to the goal, level of the treasure, or ingredients; default: 4,8, of cooking 1,2."),
+    ] = None,
     test_difficulty: Annotated[str | None, typer.Option(help="Difficulty for evaluation, if different.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the games.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Processes that make games.")] = 2,
@@ -304,7 +305,7 @@ def textworld(
     """
     from palimpsest.app.datasets.textworld_games import GameSet, make_games
 
-    levels = tuple(numbers("--difficulty", "numbers", difficulty))
+    levels = tuple(numbers("--difficulty", "numbers", difficulty)) if difficulty else ()
     tests = tuple(numbers("--test-difficulty", "numbers", test_difficulty)) if test_difficulty else ()
     wanted = GameSet(family, games, held_out, levels, tests, seed)
     print_made(make_games(wanted, out=out, processes=processes, force=force, progress=Terminal()))

@@ -79,9 +79,16 @@ def quickstart(
     if not resume:
         check_quickstart(method or "memagent")
     if dry_run:
-        from palimpsest.app.quickstart.quickstart_plan import resolve_quickstart
+        from palimpsest.app.datasets.textworld_games import missing_games
+        from palimpsest.app.quickstart.quickstart_plan import Grid, resolve_quickstart
 
-        print_plan(resolve_quickstart(method, settings, seed=seed, out=out, resume=resume), force)
+        plan = resolve_quickstart(method, settings, seed=seed, out=out, resume=resume)
+        if (folder := missing_games(plan.config)) is not None:
+            typer.echo(f"{folder} does not exist: the quickstart makes its games first; nothing else was checked")
+            return
+        for point in Grid(plan.config).points:
+            Grid(plan.config).problems(point)  # raises ConfigError, DataError
+        print_plan(plan, force)
         return
     with resuming(resumed(_folder(method, out, resume), force=force)):
         Terminal().message("loading the model")

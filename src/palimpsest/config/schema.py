@@ -347,7 +347,9 @@ class RunConfig(Strict):
         return self.environment is None or self.reward.needs_gold
 
     @model_validator(mode="after")
-    def _seeds_are_for_an_environment(self) -> RunConfig:
+    def _parts_of_an_environment(self) -> RunConfig:
+        if self.reward.name == "environment" and self.environment is None:
+            raise ValueError("reward.name=environment adds up the rewards of an environment: set environment.name")
         if SEEDS in (self.data.train_files, self.data.val_files) and self.environment is None:
             raise ValueError(f"data.train_files={SEEDS} has no tasks without an environment: set environment.name")
         return self
@@ -398,6 +400,8 @@ def suspicious(config: RunConfig) -> list[str]:
         found.append(f"optim.learning_rate={optim.learning_rate:g}: AdamW may change each weight by that in one step")
     if abs(entropy) >= 1:
         found.append(f"loss.entropy_coeff={entropy:g}: the bonus outweighs the policy's loss; use 0 to 0.01")
+    if config.environment is not None and config.reward.needs_gold:
+        found.append(f"reward.name={config.reward.name}: that of an environment is reward.name=environment")
     insight = config.cold_start.insight if config.cold_start else 0.0
     if insight and (config.data.train_files != "synthetic" or config.policy.name == "lead"):
         found.append(f"cold_start.insight={insight:g}: only examples of readers of synthetic documents have it")

@@ -118,7 +118,9 @@ class Cell:
     @property
     def order(self) -> tuple[str, int, str, bool, str]:
         """Sort key: task by task, from small to large, the agent first."""
-        return self.task, -1 if self.size is None else self.size, self.set, self.baseline, self.player
+        if self.size is None:
+            return self.family, self.size_in_name - 1, self.set, self.baseline, self.player
+        return self.task, self.size, self.set, self.baseline, self.player
 
 
 SampleKey = tuple[Cell, str, int]

@@ -31,6 +31,8 @@ from inspect import iscoroutinefunction
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from palimpsest import plugins
 from palimpsest.config.schema import EnvironmentConfig
 from palimpsest.engines.protocol import Turns
@@ -241,15 +243,16 @@ def _checked(made: Any) -> Step:
     if not isinstance(made, tuple) or not 3 <= len(made) <= 4:
         raise EnvironmentLost("step must return (observation, reward, done) or a Step")
     step = Step(*made)
-    if not isinstance(step.observation, str) or not isinstance(step.done, bool):
-        raise EnvironmentLost("step must return (observation, reward, done): text, a number, true or false")
+    if not isinstance(step.observation, str) or not isinstance(step.done, bool | np.bool_):
+        got = ", ".join(type(part).__name__ for part in made[:3])
+        raise EnvironmentLost(f"step must return (observation, reward, done): str, a number, bool; it returned {got}")
     info: Any = {} if step.info is None else step.info
     if not isinstance(info, Mapping) or not all(isinstance(name, str) for name in info):
         raise EnvironmentLost("step returned an info that is no mapping of names to numbers")
     return Step(
         str(step.observation),
         _number("reward", step.reward),
-        step.done,
+        bool(step.done),
         {str(name): _number(name, value) for name, value in info.items()},
     )
 

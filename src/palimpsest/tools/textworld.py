@@ -48,7 +48,8 @@ class GameWorker:
         command = [sys.executable, "-P", textworld_worker.__file__]  # without its folder, where a textworld.py is
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._folder = tempfile.TemporaryDirectory(prefix="palimpsest-games-", ignore_cleanup_errors=True)
-        self._process = subprocess.Popen(command, text=True, cwd=self._folder.name, **pipes)
+        # a session of its own: a signal to the parent's group must not end games; it ends with the parent's pipe
+        self._process = subprocess.Popen(command, text=True, cwd=self._folder.name, start_new_session=True, **pipes)
 
     @property
     def alive(self) -> bool:
@@ -141,6 +142,9 @@ class TextWorldEnvironment(Environment):
         if workers < 1:
             raise ConfigError("must be at least 1", key="environment.options.workers", value=workers)
         self.games, self.commands, self.workers = Path(games), commands, workers
+        if not self.games.is_dir():
+            message = "no such folder; make games: palimpsest data textworld --out FOLDER"
+            raise ConfigError(message, key="environment.options.games", value=games)
         self._game, self._score = next(_NUMBERS), 0
         self._factor, self._left = most_steps, math.inf
         self._worker: GameWorker | None = None

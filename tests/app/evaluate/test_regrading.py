@@ -131,6 +131,12 @@ def test_what_needs_more_than_the_answer_is_refused_by_name(override: str, messa
     assert not (folder / "regraded").exists()
 
 
+def test_rewards_of_an_environment_are_not_graded_again(tmp_path: Path) -> None:
+    identity = {"environment": {"name": "worlds:World"}, "reward": {"name": "environment"}}
+    with pytest.raises(ConfigError, match="events of the trajectory"):
+        regraded(evaluation(tmp_path / "e", **identity))
+
+
 @pytest.mark.parametrize(
     "option",
     [{"data": "x"}, {"policy": "overwrite"}, {"reward": sum}, {"recipe": "memagent"}, {"chunks": 4}, {"limit": 1}],

@@ -11,7 +11,9 @@ Not covered: equal bytes of game files, in which the compiler writes the date.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -41,8 +43,8 @@ class GameSet:
     """For training."""
     held_out: int = 8
     """For evaluation, of each difficulty."""
-    difficulty: tuple[int, ...] = (4, 8)
-    """Difficulties of the games for training, in turn."""
+    difficulty: tuple[int, ...] = ()
+    """Difficulties of the games for training, in turn; (): 4 and 8, of cooking 1 and 2."""
     test_difficulty: tuple[int, ...] = ()
     """Difficulties for evaluation; (): the same."""
     seed: int = 0
@@ -52,23 +54,30 @@ class GameSet:
         if hardest is None:
             hint = f"{', '.join(FAMILIES)}{nearest(self.family, FAMILIES)}"
             raise ConfigError(f"--family {self.family}: choose one of {hint}")
-        named = (*self.difficulty, *self.test_difficulty)
-        if not self.difficulty or not 1 <= min(named) <= max(named) <= hardest:
-            raise ConfigError(f"--difficulty: {self.family} has 1 to {hardest}; name one or several, e.g. 1,2")
+        for option, named in (("difficulty", self.difficulty), ("test-difficulty", self.test_difficulty)):
+            if named and not 1 <= min(named) <= max(named) <= hardest:
+                raise ConfigError(f"--{option}: {self.family} has 1 to {hardest}; name one or several, e.g. 1,2")
 
     @property
     def files(self) -> Mapping[str, Sequence[int]]:
         """Difficulty of each game by file."""
-        files = {"train": [self.difficulty[index % len(self.difficulty)] for index in range(self.games)]}
-        for difficulty in self.test_difficulty or self.difficulty:
+        difficulties = self.difficulty or ((1, 2) if self.family == "cooking" else (4, 8))
+        files = {"train": [difficulties[index % len(difficulties)] for index in range(self.games)]}
+        for difficulty in self.test_difficulty or difficulties:
             files[f"test-{difficulty}"] = [difficulty] * self.held_out
         return files
 
 
 def make_games(
-    wanted: GameSet, *, out: Path, processes: int = 2, force: bool = False, progress: Progress | None = None
+    wanted: GameSet,
+    *,
+    out: Path,
+    processes: int = 2,
+    force: bool = False,
+    progress: Progress | None = None,
+    ended: threading.Event | None = None,
 ) -> Made:
-    """Write the files and their games. Raises RunError if a game can't be made."""
+    """Write the files and their games; no further game once `ended` is set. Raises RunError if a game can't be made."""
     shown, described = progress or Silent(), dict[str, dict[str, Any]]()
     with new_folder(out, force=force, progress=shown) as folder:
         (folder / "games").mkdir()
@@ -77,6 +86,8 @@ def make_games(
         with shown.count("games", total) as tick, ThreadPoolExecutor(count) as threads:
 
             def row(split: str, index: int, difficulty: int) -> dict[str, Any]:
+                if ended is not None and ended.is_set():
+                    raise RunError("stopped")
                 made = _row(index % count, folder, wanted, split, index, difficulty)
                 tick()
                 return made
@@ -94,14 +105,23 @@ QUICKSTART = GameSet(games=160, held_out=32, test_difficulty=(4, 8, 16, 32))
 """The games of recipe textworld-quickstart."""
 
 
-def make_missing_games(config: RunConfig, progress: Progress) -> None:
-    """Make the games of textworld-quickstart, unless their folder exists."""
+def missing_games(config: RunConfig) -> Path | None:
+    """The folder of the games of textworld-quickstart, if it does not exist."""
     if config.recipe != "textworld-quickstart" or config.environment is None:
-        return
+        return None
     folder = Path(str(config.environment.options.get("games", "")))
-    if not folder.exists() and Path(str(config.data.train_files)).parent == folder:
+    return None if folder.exists() or Path(str(config.data.train_files)).parent != folder else folder
+
+
+async def make_missing_games(config: RunConfig, progress: Progress) -> None:
+    """Make the games of textworld-quickstart, unless their folder exists."""
+    if (folder := missing_games(config)) is not None:
         progress.message(f"making TextWorld games in {folder}, once")
-        make_games(QUICKSTART, out=folder, progress=progress)
+        ended = threading.Event()
+        try:
+            await asyncio.to_thread(make_games, QUICKSTART, out=folder, progress=progress, ended=ended)
+        finally:
+            ended.set()
 
 
 def _row(process: int, folder: Path, wanted: GameSet, split: str, index: int, difficulty: int) -> dict[str, Any]:

@@ -122,16 +122,18 @@ def identified(
     if isinstance(judge := reward.get("judge"), dict):
         reward["judge"] = {"url": UNSET_URL, **judge}
     stored = {"data": identity.get("data", {}), "reward": reward, "eval_sampling": identity.get("sampling", {})}
+    stored |= {"environment": identity["environment"]} if "environment" in identity else {}
     values = {**sections, **stored, "seed": identity.get("seed", 0)}
     return parse_config(json.dumps(values), name=str(folder / IDENTITY), overrides=overrides, read_files=False)
 
 
 def _check(config: RewardConfig, samples: Sequence[Sample]) -> None:
     """Reject a reward that needs more than `samples` contain."""
-    if config.name not in REWARDS:
+    if config.name not in REWARDS or config.name == "environment":
+        why = "a custom reward may read" if config.name not in REWARDS else "an environment's rewards are events of"
         raise ConfigError(
-            f"reward.name={config.name}: a custom reward may read the trajectory, which {SAMPLES} doesn't contain; "
-            "use a shipped reward, or evaluate again without --regrade"
+            f"reward.name={config.name}: {why} the trajectory, which {SAMPLES} doesn't contain; use another reward, "
+            "or evaluate again without --regrade"
         )
     several = next((sample for sample in samples if _asks_several(sample)), None)
     if config.name == "final_answer" and several is not None:

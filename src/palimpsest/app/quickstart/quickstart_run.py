@@ -140,7 +140,7 @@ async def quickstart_async(
     shown, started = progress or suitable_progress(quiet=quiet), time.monotonic()
     run = resolve_quickstart(method, overrides, seed=seed, out=out, resume=resume)
     config, out = run.config, run.folder
-    await asyncio.to_thread(make_missing_games, config, shown)
+    await make_missing_games(config, shown)
     setup = await asyncio.to_thread(open_setup, config, out)
     _admit(config, setup)
     plan, origin = _plan(config), RunOrigin(QUICKSTART)
@@ -182,7 +182,7 @@ async def _train_and_evaluate(
                     stop=stop,
                     on_start=lambda model: work.play(Shard(config, out, f"{agent}_before", model)),
                 )
-            if finished.interrupted:
+            if finished.interrupted or stop.requested:
                 work.cancel()
                 return None
             models = {agent: str(finished.checkpoint)} | {name: baseline_model(config, out, name) for name in rivals}
@@ -411,6 +411,7 @@ _SECONDS = {
     "parallel-quickstart": (0.3, 2.1, 0.001),
     "lead-quickstart": (0.3, 2.3, 0.0008),
     "edit-quickstart": (0.3, 17.5, 0.01),
+    "textworld-quickstart": (1.3, 9.0, 0.01),
     "memagent-smollm2": (20.0, 50.0, 0.15),
 }
 """Rough times on two cores of a cold-start step, a training step and an evaluation turn (all processes together). An

@@ -41,7 +41,8 @@ class DryRun:
         config = run.config
         files = missing_files(config) if elsewhere else []
         model = not elsewhere or local_folder(model_path(config.model)) is not None
-        missing = [f"{', '.join(files)} (palimpsest data download --for {config.recipe})"] if files else []
+        command = f"download --for {config.recipe}" if config.environment is None else config.environment.name
+        missing = [f"{', '.join(files)} (palimpsest data {command})"] if files else []
         missing += [] if model else [f"{config.model.path}, so its window was not checked"]
         alone = isinstance(config.engine, EmbeddedEngineConfig) and config.sampler.name == config.engine.name
         if alone and not missing:

@@ -30,6 +30,7 @@ from palimpsest.reward.grading import check_reward
 from palimpsest.rollout.variant import policy_of
 from palimpsest.runs.loggers import check_sinks
 from palimpsest.text.codec import Codec
+from palimpsest.tools.environment import OpenEnvironment
 from palimpsest.types import Problem
 
 
@@ -116,6 +117,9 @@ def policy_checked(config: RunConfig) -> MemoryPolicy:
     """The policy, after the checks that need neither model nor data."""
     policy = policy_of(config)
     check_all(config)
+    if config.environment is not None:
+        with OpenEnvironment(config.environment).built():
+            pass  # raises ConfigError
     for reason in suspicious(config):
         warnings.warn(reason, stacklevel=2)
     check_roles(config)
