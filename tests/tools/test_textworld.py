@@ -171,7 +171,7 @@ def test_the_quickstart_names_the_file_of_a_length_that_is_missing(
     assert missing_games(config) == Path("games")
     (tmp_path / "games").symlink_to(games)
     assert missing_games(config) is None
-    with pytest.raises(ConfigError, match="test-8.jsonl"):
+    with pytest.raises(ConfigError, match=r"test-8\.jsonl"):
         Grid(config).problems(8)
 
 

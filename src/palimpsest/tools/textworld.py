@@ -48,7 +48,7 @@ class GameWorker:
         command = [sys.executable, "-P", textworld_worker.__file__]  # without its folder, where a textworld.py is
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._folder = tempfile.TemporaryDirectory(prefix="palimpsest-games-", ignore_cleanup_errors=True)
-        # a session of its own: a signal to the parent's group must not end games; it ends with the parent's pipe
+        # a new session: a signal to the group of the run must not end games; the process ends with its input
         self._process = subprocess.Popen(command, text=True, cwd=self._folder.name, start_new_session=True, **pipes)
 
     @property

@@ -160,7 +160,7 @@ class Grid:
             path = path.with_name(_MOVES.sub(str(point), path.name))
             if not path.is_file():
                 fix = f"name other sizes, or rename {path.parent}, and the quickstart makes its games"
-                raise ConfigError(f"evaluation.sizes={list(self.points)}: there is no {path}; {fix}")
+                raise ConfigError(f"evaluation.sizes={list(self.points)}: {path} is missing; {fix}")
             data = data.model_copy(update={"val_files": str(path)})
         source = build_source(data, self.config.seed, split="eval")
         return source.problems(step=0, count=self.count(point), size=self.size(point))
