@@ -86,8 +86,9 @@ def quickstart(
         if (folder := missing_games(plan.config)) is not None:
             typer.echo(f"{folder} does not exist: the quickstart makes its games first; nothing else was checked")
             return
-        for point in Grid(plan.config).points:
-            Grid(plan.config).problems(point)  # raises ConfigError, DataError
+        grid = Grid(plan.config)
+        for point in grid.points:
+            grid.problems(point)  # raises ConfigError, DataError
         print_plan(plan, force)
         return
     with resuming(resumed(_folder(method, out, resume), force=force)):
