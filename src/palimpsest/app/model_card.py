@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from palimpsest.app.quickstart.quickstart_plan import Grid
 from palimpsest.config.engine import SHIPPED
 from palimpsest.config.load import recipe_names
 from palimpsest.config.schema import PolicyConfig, RunConfig
@@ -29,6 +28,7 @@ from palimpsest.models.model_folder import cached
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import plain
 from palimpsest.provenance import installed, same_weights, weights_fingerprint
+from palimpsest.report.axis_labels import axis_of
 from palimpsest.runs.run_folder import CONFIG, load_config
 from palimpsest.text.display_text import printable, visible
 
@@ -172,7 +172,7 @@ def _rows(run: Path, evaluation: Path) -> Iterator[str]:
             yield _row(row, cell.title)
         return
     config, run_summary = load_config(run), json.loads(read_regular(run / SUMMARY, _MOST_BYTES))
-    words = Grid(config).axis
+    words = axis_of(config)
     for row in summary[config.evaluation.agent].values():
         size = words.heading(row["size"], run_summary[f"training_{words.key}"])
         yield _row(row, f"{config.data.train_files}, {size}")

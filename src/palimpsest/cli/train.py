@@ -121,7 +121,8 @@ def _print_summary(folder: Path, results: TrainingResults) -> None:
     for episode in results.episodes:
         lines += ["", f"question  {episode.question}"]
         lines += [f"memory    {text}" for text in episode.memories[-6:]]
-        lines += [f"answer    {episode.answer}   (gold: {episode.gold}; {episode.grade})"]
+        gold = f"gold: {episode.gold}; " if episode.gold else ""  # an environment has none
+        lines += [f"answer    {episode.answer}   ({gold}{episode.grade})"]
     lines += ["", f"{folder / REPORT}", "next:", *(f"  {step}" for step in results.next_steps)]
     for line in lines:
         typer.echo(visible(line).replace("\n", " "))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from palimpsest.config.schema import RunConfig
+
 
 @dataclass(frozen=True, slots=True)
 class AxisWords:
@@ -150,6 +152,14 @@ MOVES = replace(
     samples="The agent's last memory, if it wrote one, and the end of the first games of the last size.",
 )
 """For games, by the moves that they need."""
+
+
+def axis_of(config: RunConfig) -> AxisWords:
+    """Axis of a quickstart's evaluation."""
+    if config.environment is not None:
+        return MOVES
+    found = {"synthetic": DOCUMENTS, "synthetic_search": QUESTIONS}
+    return found.get(str(config.data.train_files), PARAGRAPHS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.evaluation.runner import Entry
 from palimpsest.evaluation.sample_log import Cell
 from palimpsest.memory.registry import build_policy, evaluated
-from palimpsest.report.axis_labels import DOCUMENTS, MOVES, PARAGRAPHS, QUESTIONS, AxisWords
+from palimpsest.report.axis_labels import MOVES, PARAGRAPHS, QUESTIONS, AxisWords, axis_of
 from palimpsest.rollout.variant import policy_of
 from palimpsest.runs.run_folder import CONFIG
 from palimpsest.text.display_text import counted
@@ -69,10 +69,7 @@ class Grid:
     @cached_property
     def axis(self) -> AxisWords:
         """Axis of the evaluation."""
-        if self.config.environment is not None:
-            return MOVES
-        found = {"synthetic": DOCUMENTS, "synthetic_search": QUESTIONS}
-        return found.get(str(self.config.data.train_files), PARAGRAPHS)
+        return axis_of(self.config)
 
     @cached_property
     def others(self) -> dict[str, PolicyConfig]:
