@@ -344,7 +344,7 @@ async def _long_document(policy: MemoryPolicy, problem: Problem, codec: Codec, m
         if needed and model.overflows:
             fault = f"a document of {size:,} words leads to a prompt of {model.overflows[0][0]:,} tokens"
             return Finding("long document", False, f"{fault}; required_context declares {needed:,}")
-    grow = "grow" if longest[1] > 1.2 * longest[0] or model.overflows else "don't grow"
+    grow = "grow" if longest[1] > 1.5 * longest[0] or model.overflows else "don't grow"
     lengths = f"up to {longest[0]:,} tokens for {window:,} words, {longest[1]:,} for {2 * window:,}"
     return Finding("long document", True, f"prompts {grow} with the document: {lengths}")
 
