@@ -411,7 +411,7 @@ _SECONDS = {
     "parallel-quickstart": (0.3, 2.1, 0.001),
     "lead-quickstart": (0.3, 2.3, 0.0008),
     "edit-quickstart": (0.3, 17.5, 0.01),
-    "textworld-quickstart": (1.3, 9.0, 0.01),
+    "textworld-quickstart": (1.25, 9.0, 0.0042),
     "memagent-smollm2": (20.0, 50.0, 0.15),
 }
 """Rough times on two cores of a cold-start step, a training step and an evaluation turn (all processes together). An
