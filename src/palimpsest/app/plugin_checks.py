@@ -124,8 +124,7 @@ ACTIONS = ("look", "", "go north", "<|im_end|>", "x" * 1000, "look")
 
 async def _check_environment(config: EnvironmentConfig) -> list[Finding]:
     environment = OpenEnvironment(config)
-    with environment.built():
-        pass  # raises ConfigError
+    environment.check()
     if config.name in KINDS["environment"].shipped:  # they need problems
         return [_shape("environment")]
     try:

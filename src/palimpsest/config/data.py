@@ -142,10 +142,10 @@ class SyntheticConfig(Strict):
                 raise ValueError(f"data.synthetic.{key}={list(names)}: name one family or several, each once")
         if not self.distractor_facts or not all(0 <= number <= 1000 for number in self.distractor_facts):
             used = list(self.distractor_facts)
-            raise ValueError(f"data.synthetic.distractor_facts={used}: use numbers from 0 to 1000, e.g. 4 or [0, 2]")
+            raise ValueError(f"data.synthetic.distractor_facts={used}: use numbers from 0 to 1000, e.g. 4 or [0, 2, 4]")
         if not self.competing_facts or not all(0 <= share <= 1 for share in self.competing_facts):
             shares = list(self.competing_facts)
-            raise ValueError(f"data.synthetic.competing_facts={shares}: use shares from 0 to 1, e.g. 0.25")
+            raise ValueError(f"data.synthetic.competing_facts={shares}: use shares from 0 to 1, e.g. 0.25 or [0.25, 0]")
         return self
 
 

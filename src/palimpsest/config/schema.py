@@ -380,7 +380,7 @@ def check_cluster(config: RunConfig) -> None:
     device = config.model.device
     if device.startswith("cuda") and (device != "cuda" or cluster.gpus_per_learner == 0):
         raise ValueError(
-            f"model.device={device}: Ray hands out GPUs; set model.device=auto, cluster.gpus_per_learner=1"
+            f"model.device={device}: Ray hands out GPUs; set model.device=auto and cluster.gpus_per_learner=1"
         )
     for key in ("gpus_per_learner", "gpus_per_sampler"):
         if device == "cpu" and (gpus := getattr(cluster, key)):

@@ -118,9 +118,8 @@ class Cell:
     @property
     def order(self) -> tuple[str, int, str, bool, str]:
         """Sort key: task by task, from small to large, the agent first."""
-        if self.size is None:
-            return self.family, self.size_in_name - 1, self.set, self.baseline, self.player
-        return self.task, self.size, self.set, self.baseline, self.player
+        task, size = (self.family, self.size_in_name) if self.size is None else (self.task, self.size)
+        return task, size, self.set, self.baseline, self.player
 
 
 SampleKey = tuple[Cell, str, int]

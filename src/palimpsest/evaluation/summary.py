@@ -82,9 +82,9 @@ def passes(samples: Iterable[Sample], drawn: int) -> dict[str, float]:
         return {}
     problems = _by_problem(samples)
     sizes = sorted({*(2**power for power in range(drawn.bit_length())), drawn})
+    counts = [(len(grades), sum(grade >= RIGHT for grade in grades)) for grades in problems]
     means = {}
     for k in (size for size in sizes if size <= drawn):
-        counts = [(len(grades), sum(grade >= RIGHT for grade in grades)) for grades in problems]
         values = [pass_at_k(n, right, k) for n, right in counts if n >= k]
         if values:
             means[str(k)] = fmean(values)

@@ -134,7 +134,8 @@ class RecallPolicy(OverwritePolicy):
             message = "needs policy.options.next_memory=reply: without exactly one update no memory is defined"
             raise ConfigError(message, key="policy.options.malformed", value="accept")
         if self.grounded != "off" and self.next_memory == "reply":
-            message = "with policy.options.next_memory=reply no section supports the memory (tags included): set update"
+            why = "the memory is a whole reply, tags and thinking included, which no section supports"
+            message = f"with policy.options.next_memory=reply {why}; set next_memory=update, or grounded=off"
             raise ConfigError(message, key="policy.options.grounded", value=self.grounded)
 
     def slot_tokens(self, codec: Codec) -> int:

@@ -34,8 +34,7 @@ def build_policy(config: PolicyConfig) -> MemoryPolicy:
         policy: MemoryPolicy = plugins.build("policy", config.name, config.options)
     except UnknownOption as error:
         option = option_of(error) or ""
-        other_section = is_key_name(option)
-        error.message += nearest_key(option) if other_section else "; policy.options={} drops those of a recipe"
+        error.message += nearest_key(option) if is_key_name(option) else "; policy.options={} drops those of a recipe"
         raise
     return policy
 

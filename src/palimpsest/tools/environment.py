@@ -119,6 +119,11 @@ class OpenEnvironment:
             if not iscoroutinefunction(environment.close):
                 environment.close()
 
+    def check(self) -> None:
+        """Raise ConfigError unless an object can be made."""
+        with self.built():
+            pass
+
     def episode(self, record: Callable[[EnvironmentStepped], None]) -> EpisodeEnvironment:
         """For one episode; `record` gets each step."""
         return EpisodeEnvironment(self, record)

@@ -182,7 +182,7 @@ async def _train_and_evaluate(
                     stop=stop,
                     on_start=lambda model: work.play(Shard(config, out, f"{agent}_before", model)),
                 )
-            if finished.interrupted or stop.requested:
+            if stop.requested:  # perhaps in the last step
                 work.cancel()
                 return None
             models = {agent: str(finished.checkpoint)} | {name: baseline_model(config, out, name) for name in rivals}

@@ -21,6 +21,8 @@ from palimpsest.runs.jsonl_rows import read_rows, whole
 from palimpsest.runs.run_folder import METRICS, RunFolder
 
 T = TypeVar("T")
+
+
 LONGEST_S = 60.0
 """The longest wait before a restart."""
 

@@ -118,8 +118,7 @@ def policy_checked(config: RunConfig) -> MemoryPolicy:
     policy = policy_of(config)
     check_all(config)
     if config.environment is not None:
-        with OpenEnvironment(config.environment).built():
-            pass  # raises ConfigError
+        OpenEnvironment(config.environment).check()
     for reason in suspicious(config):
         warnings.warn(reason, stacklevel=2)
     check_roles(config)

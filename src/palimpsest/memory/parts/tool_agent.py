@@ -202,7 +202,8 @@ class ToolAgentPolicy(MemoryPolicy):
         if not self.tool_timeout_s > 0:
             raise ConfigError("must be above 0 seconds", key="policy.options.tool_timeout_s", value=self.tool_timeout_s)
         if self.turn_tokens >= self.context_tokens:
-            message = f"leaves no room for a prompt in policy.options.context_tokens={self.context_tokens}: lower it"
+            room = f"policy.options.context_tokens={self.context_tokens}"
+            message = f"leaves no room for a prompt in {room}: lower the former"
             raise ConfigError(message, key="policy.options.turn_tokens", value=self.turn_tokens)
         object.__setattr__(self, "texts", chosen(self.prompts, self.prompt_sets, self.shown_texts()))
         object.__setattr__(self, "built", build_tools(self.tools))
