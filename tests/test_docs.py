@@ -54,7 +54,7 @@ WORDS = {
     "how-to/multi-gpu.md": 900, "how-to/vllm.md": 1190, "how-to/slurm.md": 350, "how-to/publish-a-model.md": 350,
     "how-to/coming-from.md": 1000,
     "how-to/evaluate.md": 950, "how-to/evaluate-an-endpoint.md": 700, "how-to/compare.md": 600,
-    "how-to/compare-methods.md": 690,
+    "how-to/compare-methods.md": 760,
     "how-to/published-agents.md": 560,
     "how-to/benchmarks.md": 600, "how-to/llm-judge.md": 800, "how-to/inspect-episodes.md": 950,
     "how-to/prepare-data.md": 990, "how-to/generate-data.md": 1030, "how-to/retrieval.md": 700, "how-to/ask.md": 500,

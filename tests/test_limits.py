@@ -76,9 +76,9 @@ WIDE = {
 BUDGET: dict[str, tuple[int, int]] = {
     "": (3260, 15),
     "agents": (570, 5),
-    "app": (10390, 53),
+    "app": (10480, 53),
     "cli": (2775, 16),
-    "config": (3375, 14),
+    "config": (3390, 14),
     "credit": (990, 9),
     "data": (5000, 24),
     "engines": (11090, 47),

@@ -281,6 +281,12 @@ def test_steps_without_any_signal_cause_warnings_and_the_run_continues(tmp_path:
     assert (warnings[0].values["groups"], warnings[1].values["steps"]) == (2, 5)
 
 
+def test_an_interrupted_run_is_not_told_that_it_had_no_signal_at_all(tmp_path: Path) -> None:
+    trainer, warnings = train(tmp_path / "run", grader=ConstantGrader(), source=SignalsItself(signal.SIGTERM))
+    assert (trainer.finished.interrupted, trainer.finished.step) == (True, 2)
+    assert "no_signal_at_all" not in [warning.code for warning in warnings]
+
+
 # ---- Evaluations and the best checkpoint ---------------------------------------------------------------------
 
 SCORES = {0: 0.1, 1: 0.2, 2: 0.7, 3: 0.4, 4: 0.7, 5: 0.3, 6: 0.5}

@@ -21,6 +21,7 @@ from palimpsest.errors import PalimpsestError, RunError
 
 _PATIENCE_S = 5.0  # between SIGTERM and SIGKILL
 _LONGEST_LINE = 1 << 24
+_COMMAND = "PALIMPSEST_COMMAND"  # the parent's words, for records of how files were made
 
 Say = Callable[[int | str], None]
 """Reports finished parts, or a line to show."""
@@ -35,7 +36,7 @@ async def run_process(words: Sequence[str], receive: Say, code: str, *, again: s
         *(sys.executable, "-c", code, *words),
         stdin=PIPE,
         stdout=PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env=_environment(),
         limit=_LONGEST_LINE,
         process_group=0,  # the terminal's Ctrl-C is for the parent
     )
@@ -68,6 +69,11 @@ async def run_process(words: Sequence[str], receive: Say, code: str, *, again: s
             await ended()
 
 
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    return {**os.environ, _COMMAND: json.dumps(sys.argv), "PYTHONPATH": path}
+
+
 def serve_parent(work: Callable[..., None]) -> None:
     """Run `work(say, *words)` on the words of the command line, in a process that `run_process` started."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # releases locks of libraries, unlike the default
@@ -79,8 +85,9 @@ def serve_parent(work: Callable[..., None]) -> None:
         lines.write(json.dumps(said) + "\n")
         lines.flush()
 
+    words, sys.argv = sys.argv[1:], json.loads(os.environ[_COMMAND])
     try:
-        work(say, *sys.argv[1:])
+        work(say, *words)
         say(True)
     except PalimpsestError as error:
         say({"error": str(error)})

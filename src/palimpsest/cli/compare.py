@@ -201,7 +201,7 @@ def league(
       palimpsest league laptop --out leagues/laptop
     """
     with resuming(lambda: RERUN):
-        from palimpsest.app.league.league_page import PAGE, RESULTS, blanks, family_table, mean_table
+        from palimpsest.app.league.league_page import PAGE, RESULTS, family_table, mean_table
         from palimpsest.app.league.league_run import league as run
         from palimpsest.app.league.league_run import league_folder
 
@@ -212,10 +212,10 @@ def league(
     else:
         for title, each in (("means over families", mean_table(made)), ("accuracy by family", family_table(made))):
             stdout(200).print(_printed(title, each))
-        for line in blanks(made):
+        for line in made.notes():
             typer.echo(printable(line))
         typer.echo(str(folder / PAGE), err=True)
-    if made.failed:
+    if made.incomplete:
         raise typer.Exit(1)
 
 

@@ -22,12 +22,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from palimpsest.config.data import OneOrMore, Sources, Task, listed
 from palimpsest.config.load import Overrides, put, refuse_secrets, sections_of, shipped, split_overrides
 from palimpsest.config.schema import RunConfig
-from palimpsest.config.section import Strict
+from palimpsest.config.section import Strict, leaves
 from palimpsest.config.yaml_text import Dumper
 from palimpsest.errors import ConfigError, nearest
 
 UNTRAINED = "untrained"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+]*(-[A-Za-z0-9_+]+)*")
+_OF_LEAGUES = ("recipe", "data", "seed")  # keys of a run that a league has itself, or sets
 _DEEPEST = 8  # leagues that extend each other
 
 
@@ -59,6 +60,8 @@ class MethodConfig(Strict):
     def _served(self) -> MethodConfig:
         if self.base_url is not None and (self.train or self.model is None):
             raise ValueError("base_url serves a `model` that isn't trained here: set model and train: false")
+        if self.model is not None and "model.path" in dict(leaves(self.overrides)):
+            raise ValueError("model and the override model.path name one model each; omit one")
         return self
 
 
@@ -78,7 +81,7 @@ class LeagueConfig(Strict):
     held_out: tuple[str, ...] = ()
     """Families, files or protocols that are only evaluated; not in the mean."""
     chunks: OneOrMore[int] = (4, 64, 256)
-    """Lengths of evaluated documents in paragraphs; the first is the training length."""
+    """Lengths of evaluated documents in paragraphs; without a curriculum, the first is the training length."""
     data: Sources | None = None
     """Files to evaluate on instead of synthetic documents; each is a family."""
     protocols: dict[str, str] = Field(default_factory=dict)
@@ -104,7 +107,9 @@ class LeagueConfig(Strict):
         if not methods:
             raise ValueError("name one method at least, e.g. methods: {mine: {policy: my_module:MyPolicy}}")
         for name in methods:
-            if not _NAME.fullmatch(name) or name.endswith(f"-{UNTRAINED}"):
+            if name.endswith(f"-{UNTRAINED}"):
+                raise ValueError(f"{name!r}: folders of untrained models end in -{UNTRAINED}; rename the method")
+            if not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r} can't be a folder: use letters, digits, underscores and hyphens")
         return methods
 
@@ -121,7 +126,8 @@ class LeagueConfig(Strict):
             raise ValueError("protocols: instead of data; omit one of them")
         held_out = get_args(Task) if self.synthetic else self.sets
         if self.data is None and (strange := sorted(set(self.held_out) - set(held_out))):
-            raise ValueError(f"held_out={strange[0]}: is not evaluated{nearest(strange[0], held_out)}")
+            hint = f"{', '.join(held_out)}{nearest(strange[0], held_out)}"
+            raise ValueError(f"held_out={strange[0]}: is not evaluated; evaluated are {hint}")
         if len({family_of(name) for name in self.protocols}) < len(self.protocols):
             raise ValueError(f"protocols={list(self.protocols)}: two have the same name; rename a file")
         if self.data is None and self.documents:
@@ -167,11 +173,13 @@ def load_league(name_or_path: str | Path, changes: Overrides = ()) -> LeagueConf
     """
     name = str(name_or_path)
     values = _values(name)
+    known = values["methods"] if isinstance(values.get("methods"), dict) else {}
     for key, value, _ in split_overrides(changes):
         section = key.partition(".")[0]
-        of_runs = "." in key and section in RunConfig.model_fields
+        of_runs = section in RunConfig.model_fields and ("." in key or key not in _OF_LEAGUES)
         put(values, f"overrides.{key}" if of_runs else key, value)
     if isinstance(methods := values.get("methods"), dict):  # null removes an inherited one
+        _check_removed(name, methods, known)
         values["methods"] = {key: method for key, method in methods.items() if method is not None}
     refuse_secrets(values, name)
     try:
@@ -192,19 +200,37 @@ def _values(name: str, depth: int = 0) -> dict[str, Any]:
     elif path.is_file():
         text = path.read_text("utf-8", errors="replace")
     else:
-        raise ConfigError(f"league {name}: neither a shipped league nor a file; shipped: {', '.join(names)}")
+        hint = f"{', '.join(names)}{nearest(name, names)}"
+        raise ConfigError(f"league {name}: neither a shipped league nor a file; shipped: {hint}")
     values = sections_of(text, name, "league", "keys such as `methods:`")
     parent = values.pop("extends", None)
     values.setdefault("league", path.stem)
     if parent is None:
-        return values
+        return values | _overridden({}, values)
     if depth == _DEEPEST:
         raise ConfigError(f"league {name}: extends {parent}: more than {_DEEPEST} leagues extend each other")
     base = _values(str(parent) if parent in names else str(path.parent / str(parent)), depth + 1)
     if isinstance(own := values.get("methods"), dict) and isinstance(inherited := base.get("methods"), dict):
+        _check_removed(name, own, inherited)
         values["methods"] = inherited | {name: _method(inherited.get(name), entry) for name, entry in own.items()}
-    values["overrides"] = _changed(base.get("overrides"), values.get("overrides", {}))
-    return {**base, **values}
+    return {**base, **values, **_overridden(base, values)}
+
+
+def _overridden(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """`overrides` as sections, those of `own` after those of `base`, so that null for a section empties it."""
+    merged = dict[str, Any]()
+    for overrides in (base.get("overrides"), own.get("overrides")):
+        if overrides is not None and not isinstance(overrides, dict):
+            return {"overrides": overrides}  # an error of the configuration
+        for key, value, _ in split_overrides(overrides or {}):
+            put(merged, key, value)
+    return {"overrides": merged} if merged else {}
+
+
+def _check_removed(league: str, methods: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    for name, entry in methods.items():
+        if entry is None and name not in known:
+            raise ConfigError(f"league {league}: methods.{name}=null: no such method to remove{nearest(name, known)}")
 
 
 def _method(inherited: Any, own: Any) -> Any:

@@ -394,7 +394,7 @@ def read_prompt_file(path: str, key: str) -> dict[str, Any]:
     """The texts in a file, by name. Raises ConfigError that begins with `key`, which named it."""
     where = f"{key}={path}"
     try:
-        values = read(_prompt_text(path, where, "palimpsest recipes show RECIPE --prompts prints an example"))
+        values = read(_prompt_text(path, where, "palimpsest recipes show RECIPE --prompts prints an example, palimpsest recipes import CHECKOUT reads an agent's"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML ({first_line(error)})") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):

@@ -346,6 +346,12 @@ class RunConfig(Strict):
         """Return whether every training problem needs a gold."""
         return self.environment is None or self.reward.needs_gold
 
+    def reward_beside_environment(self) -> list[str]:
+        """A warning if the reward compares answers, while an environment gives rewards of its own."""
+        if self.environment is None or not self.reward.needs_gold:
+            return []
+        return [f"reward.name={self.reward.name}: that of an environment is reward.name=environment"]
+
     @model_validator(mode="after")
     def _parts_of_an_environment(self) -> RunConfig:
         if self.reward.name == "environment" and self.environment is None:
@@ -400,8 +406,7 @@ def suspicious(config: RunConfig) -> list[str]:
         found.append(f"optim.learning_rate={optim.learning_rate:g}: AdamW may change each weight by that in one step")
     if abs(entropy) >= 1:
         found.append(f"loss.entropy_coeff={entropy:g}: the bonus outweighs the policy's loss; use 0 to 0.01")
-    if config.environment is not None and config.reward.needs_gold:
-        found.append(f"reward.name={config.reward.name}: that of an environment is reward.name=environment")
+    found += config.reward_beside_environment()
     insight = config.cold_start.insight if config.cold_start else 0.0
     if insight and (config.data.train_files != "synthetic" or config.policy.name == "lead"):
         found.append(f"cold_start.insight={insight:g}: only examples of readers of synthetic documents have it")

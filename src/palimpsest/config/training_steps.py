@@ -49,9 +49,10 @@ class TrainConfig(Strict):
     max_steps: int = Field(100, ge=1)
     """Rollout batches."""
     max_tokens: int | None = Field(None, ge=1)
-    """Computed tokens after which training ends, whatever the method: those of the learner (of a prefix forest,
-    each shared prefix once), and of every played episode the tokens of its distinct prefixes, roles included. The step
-    that reaches it is the last; null: only max_steps counts, where linear and cosine schedules end in any case."""
+    """Computed tokens after which training ends, whatever the method: those of the learner and of its cold start (of
+    a prefix forest, each shared prefix once), and of every played episode the tokens of its distinct prefixes, roles
+    included. The step that reaches it is the last; null: only max_steps counts, where linear and cosine schedules end
+    in any case."""
     batch_size: int = Field(8, ge=1)
     """Problems (groups) per rollout batch; episodes are this times `group_size`. `sft --from` and `--data`: episodes or
     conversations per optimizer step."""

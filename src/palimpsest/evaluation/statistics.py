@@ -126,7 +126,8 @@ def student_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def student_p(values: Sequence[float]) -> float:
-    """Two-sided p of the mean of two or more independent differences, by Student's t.
+    """Two-sided p of the mean of two or more independent differences, by Student's t; 0 if they are all equal, which
+    shows no spread.
 
     >>> student_p([0.4, 0.5, 0.3]), student_p([0.1, -0.1]), student_p([0.2, 0.2])
     (0.0202, 1.0, 0.0)
@@ -238,20 +239,22 @@ def paired_interval(better: int, worse: int, n: int) -> tuple[float, float]:
 
 
 def _interval_of_changes(change: Floats, clusters: Clusters | None) -> tuple[float, float]:
-    """95% interval of the mean of differences [N] in [-1, 1]: a bootstrap over clusters if enough of them differ.
+    """95% interval of the mean of differences [N]: a bootstrap over clusters if enough of them differ.
 
     A bootstrap is too narrow for few clusters that differ or for equal clusters. Their interval is Bonett and Price's
-    for whole clusters, with one added cluster that wins everything and one that loses everything.
+    for whole clusters, with one added cluster that wins everything and one that loses everything: 1, or the largest
+    difference if it is larger.
     """
     sums, counts = _by_cluster(change, clusters)
     means = sums / counts
     if np.count_nonzero(sums) >= FEW and np.ptp(means) > 0:
         return bootstrap(change.tolist(), clusters)
+    most = max(1.0, float(np.abs(change).max()))
     size = counts.mean()
-    sums, counts = np.append(sums, [size, -size]), np.append(counts, [size, size])
+    sums, counts = np.append(sums, [most * size, -most * size]), np.append(counts, [size, size])
     mean = sums.sum() / counts.sum()
     spread = Z * math.sqrt(np.square(sums - mean * counts).sum()) / counts.sum()
-    return max(-1.0, float(mean - spread)), min(1.0, float(mean + spread))
+    return max(-most, float(mean - spread)), min(most, float(mean + spread))
 
 
 def mcnemar(better: int, worse: int) -> float:

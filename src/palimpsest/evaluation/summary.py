@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import comb
 from statistics import fmean, median
 from typing import Any
 
@@ -73,7 +73,7 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     >>> pass_at_k(4, 1, 2), pass_at_k(4, 0, 4), pass_at_k(4, 4, 1)
     (0.5, 0.0, 1.0)
     """
-    return 1.0 - comb(n - right, k) / comb(n, k)
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
 def passes(samples: Iterable[Sample], drawn: int) -> dict[str, float]:
@@ -324,6 +324,25 @@ def score(values: Sequence[float], clusters: Clusters | None = None) -> Score:
     else:
         low, high = clustered_wilson(values, shared)
     return Score(fmean(values), round(low, 4), round(high, 4))
+
+
+def mean_of(parts: Sequence[Score]) -> Score:
+    """Mean of scores of different problems, with equal weights; ends are None if one of `parts` has none.
+
+    The distances of the interval's ends from the mean are combined as independent errors (MOVER; Zou and Donner 2008,
+    Statistics in Medicine 27).
+
+    >>> mean_of([Score(0.5, 0.4, 0.6), Score(1.0, 0.9, 1.0)])
+    Score(mean=0.75, low=0.6793, high=0.8)
+    """
+    means = [part.mean for part in parts if part.mean is not None]
+    if not parts or len(means) < len(parts):
+        return Score(None, None, None)
+    mean, ends = fmean(means), list[float | None]()
+    for sign, values in ((-1, [part.low for part in parts]), (1, [part.high for part in parts])):
+        known = [end - one for end, one in zip(values, means, strict=True) if end is not None]
+        ends.append(round(mean + sign * math.hypot(*known) / len(parts), 4) if len(known) == len(parts) else None)
+    return Score(mean, *ends)
 
 
 def over_seeds(pooled: Score, means: Sequence[float]) -> Score:

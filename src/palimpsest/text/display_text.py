@@ -183,10 +183,10 @@ def _text(value: Any) -> str:
 def cost_text(value: float | None) -> str:
     """A measured cost with three digits or more; a dash for None.
 
-    >>> cost_text(0.0123), cost_text(1234), cost_text(None)
-    ('0.0123', '1,234', '–')
+    >>> cost_text(0.0123), cost_text(67.9219), cost_text(1234), cost_text(None)
+    ('0.0123', '67.9', '1,234', '–')
     """
-    return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:g}"
+    return "–" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def p_text(value: float) -> str:

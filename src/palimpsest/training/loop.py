@@ -85,17 +85,20 @@ class Trainer:
     """Called every `train.eval_steps` steps and after the last; None: no evaluation."""
     stop: GracefulStop = field(default_factory=GracefulStop)
     """Requests to end early, from signals or from a caller in another thread."""
+    spent: int = 0
+    """Tokens that the cold start computed; they count towards `train.max_tokens`."""
     curriculum: Curriculum | None = field(init=False)
     _collector: Collector = field(init=False)
     _ready: deque[Batch] = field(default_factory=deque, init=False)
     """Batches collected ahead, the next step's first."""
-    _computed: int = field(default=0, init=False)
-    """Tokens that all steps so far computed."""
+    _computed: int = field(init=False)
+    """Tokens that the cold start and all steps so far computed."""
     _silent: int = field(default=0, init=False)
     _skips: SkipWatch = field(init=False)
     _warned: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
+        self._computed = self.spent
         sizes = self.config.data.curriculum
         self.curriculum = Curriculum(sizes) if sizes else None
         self._skips = SkipWatch(self.folder.warn)
@@ -119,7 +122,8 @@ class Trainer:
         """Train to `train.max_steps` or `max_tokens`, or a stop request; resumes from a checkpoint in the folder."""
         driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
         finished = await driver.run()
-        if finished.step and self._silent == finished.step and self.learner.version == 0:
+        silent = self._silent == finished.step and self.learner.version == 0
+        if finished.step and silent and not finished.interrupted:
             self.folder.warn(Note("no_signal_at_all"))
         return finished
 

@@ -118,6 +118,14 @@ def test_options_go_to_the_policies_that_have_them() -> None:
         wrong.plan()
 
 
+def test_a_reward_beside_that_of_the_environment_is_noted() -> None:
+    def noted(reward: str) -> bool:
+        plan = EvalRequest(recipe="textworld-quickstart", overrides=[f"reward.name={reward}"]).plan()
+        return any(note.startswith(f"reward.name={reward}") for note in plan.notes)
+
+    assert (noted("boxed"), noted("environment")) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import palimpsest
-from palimpsest.app.league.league_run import LeagueWork
+from palimpsest.app.league.league_run import LeagueWork, _is_other_run
 from palimpsest.config.league import LeagueConfig, load_league
+from palimpsest.config.section import with_keys
 from palimpsest.evaluation.sample_log import read_samples
 from palimpsest.runs.jsonl_rows import read_rows
 
@@ -43,6 +44,19 @@ methods:
   overwrite: {untrained: false}
   mine: {policy: my_policy:MyPolicy, train: false}
   lost: {model: nowhere, train: false}
+"""
+
+
+UNTAUGHT = """
+from dataclasses import dataclass
+from palimpsest.memory.policy import MemoryPolicy
+
+@dataclass(frozen=True, slots=True)
+class Untaught(MemoryPolicy):
+    "Answers at once."
+
+    async def run(self, problem, model):
+        raise NotImplementedError
 """
 
 
@@ -133,6 +147,40 @@ def test_finished_work_is_known_and_changed_work_is_not(folder: Path, monkeypatc
     assert not done(league.model_copy(update={"methods": {**league.methods, "mine": smaller}}))["mine"]
 
 
+def test_a_run_of_other_keys_or_code_is_not_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    work, run = LeagueWork(load_league(folder / "mine.yaml"), folder / "out"), folder / "out" / "runs" / "overwrite-0"
+    config = work.config("overwrite", 0)
+    other = work.config("mine", 0).policy
+    changed = [{}, {"train.max_steps": 3}, {"train.max_steps": 1}, {"optim.learning_rate": 0.5}, {"policy": other}]
+    assert [_is_other_run(run, with_keys(config, keys)) for keys in changed] == [False, False, True, True, True]
+
+
+def test_a_policy_without_teachable_trains_without_the_leagues_cold_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "untaught.py").write_text(UNTAUGHT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.yaml").write_text("extends: small\nmethods: {mine: {policy: 'untaught:Untaught'}}")
+    work = LeagueWork(load_league(tmp_path / "mine.yaml"), tmp_path / "out")
+    starts = {name: work.config(name, 0).cold_start for name in ("overwrite", "mine", "lead")}
+    assert {name: start and start.max_steps for name, start in starts.items()} == {
+        "overwrite": 100, "mine": None, "lead": None,
+    }  # fmt: skip
+    assert [note.partition(":")[0] for note in work.notes()] == ["mine"]
+
+
+def test_a_null_section_empties_the_inherited_one_and_a_later_key_fills_it(tmp_path: Path) -> None:
+    emptied = tmp_path / "emptied.yaml"
+    emptied.write_text("extends: small\noverrides: {cold_start: null}")
+    again = tmp_path / "again.yaml"
+    again.write_text("extends: emptied.yaml\noverrides: {cold_start.max_steps: 7}")
+    for league, start in ((emptied, None), (again, 7)):
+        found = LeagueWork(load_league(league), tmp_path).config("overwrite", 0).cold_start
+        assert (found and found.max_steps) == start
+    assert LeagueWork(load_league("small", ["cold_start=null"]), tmp_path).config("overwrite", 0).cold_start is None
+
+
 def test_further_problems_continue_the_logs(folder: Path) -> None:
     words = command(folder, "problems=3", "methods.lost=null", "methods.overwrite=null", "--json")
     again = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=WAIT_S)
@@ -145,6 +193,9 @@ def test_further_problems_continue_the_logs(folder: Path) -> None:
     summary = json.loads((folder / "out" / "evals/mine-untrained-0" / "summary.json").read_text())
     assert summary["policy"]["options"]["memory_tokens"] == 6
     assert (folder / "out" / "evals/mine-untrained-0.old-1").is_dir()
+    (folder / "my_policy.py").write_text(POLICY.replace("= 4", "= 5"))
+    assert subprocess.run(words, cwd=folder, env=environment(), capture_output=True, timeout=WAIT_S).returncode == 0
+    assert len(list(folder.glob("out/evals/mine-untrained-0.old-*"))) == 2, "the code of its policy changed"
     other = [*words, "methods.mine.model=nowhere"]
     failed = subprocess.run(other, cwd=folder, env=environment(), capture_output=True, text=True, timeout=WAIT_S)
     (row,) = json.loads(failed.stdout)["rows"]

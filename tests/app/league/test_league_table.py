@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from palimpsest.app.evaluate.evaluation_data import set_names
 from palimpsest.app.league.league_files import held_out_sets
 from palimpsest.app.league.league_run import method_config
-from palimpsest.app.league.league_table import NOT_PLAYED, LeagueTable, MethodRow, kendall_tau
+from palimpsest.app.league.league_table import NOT_PLAYED, LeagueTable, MethodRow, difference, kendall_tau
 from palimpsest.config.league import LeagueConfig
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.sample_log import Sample
@@ -117,6 +118,60 @@ def test_seeds_that_order_the_methods_alike_agree() -> None:
 def test_a_method_without_a_family_has_no_place_in_the_order() -> None:
     alone = {cell: seeds for cell, seeds in RIGHTS.items() if cell[0] == "needle"}
     assert LeagueTable(league(), [row("a", RIGHTS), row("b", WORSE), row("c", alone)]).agreement == 1.0
+
+
+def test_the_interval_of_a_mean_contains_it_if_the_families_have_unequal_numbers() -> None:
+    made = row("a", {("needle", 4): [[1] * 64], ("list", 4): [[0] * 4]}).accuracy([("needle", 4), ("list", 4)])
+    assert made.mean == 0.5
+    assert made.low == pytest.approx(0.5 - (1 - wilson(64, 64)[0]) / 2, abs=1e-4)
+    assert made.high == pytest.approx(0.5 + wilson(0, 4)[1] / 2, abs=1e-4)
+
+
+def test_differences_of_rewards_beyond_one_keep_their_ends() -> None:
+    low, high = ({("needle", 4): [[at, at + 1, at, at + 2], [at, at, at + 1, at]]} for at in (0, 5))
+    found = difference(row("b", high), row("a", low), ["needle"])
+    assert found is not None
+    assert (found.mean, found.low > 1.0, found.high >= 5.0) == (5.0, True, True)
+
+
+def test_rows_without_a_seed_are_compared_and_ordered_over_those_that_they_have() -> None:
+    once = {cell: seeds[:1] for cell, seeds in WORSE.items()}
+    short = once | {("needle", 64): [[1] * 4] * 2, ("list", 64): [[1] * 4] * 2}
+    table = LeagueTable(league(), [row("a", RIGHTS), row("b", WORSE), row("c", once), row("d", short)])
+    assert table.agreement == 1.0
+    assert [line.partition(";")[0] for line in table.notes()] == ["c: seeds 0 only", "d: seeds 0, 1 only"]
+    assert table.fall(table.rows[3]) == -1.0, "in seed 0, which has both lengths"
+
+
+def test_equal_means_tie_whatever_the_order_of_their_sums() -> None:
+    thirds = {("needle", 4): [[1] * 6 + [0] * 54] * 2, ("list", 4): [[1] * 12 + [0] * 48] * 2}
+    halves = {("needle", 4): [[1] * 9 + [0] * 51] * 2, ("list", 4): [[1] * 9 + [0] * 51] * 2}
+    made = league(seeds=(0, 1), chunks=(4,))
+    assert LeagueTable(made, [row("a", thirds), row("b", halves)]).agreement is None
+
+
+def test_episodes_without_a_grade_are_counted_by_reason() -> None:
+    needle = [sample(f"n{n}", 1.0, set="needle", size=4) for n in range(2)]
+    judged = [sample(f"{name}{n}", None, set=name, size=4) for name in ("needle", "list") for n in range(2)]
+    partly = replace(row("a", {}), samples={0: [*needle, *judged]})
+    made = LeagueTable(league(seeds=(0,), chunks=(4,)), [partly])
+    assert made.to_json()["rows"][0]["cells"][1]["reason"].startswith("2 of 2 episodes")
+    assert [line[:20] for line in made.notes()] == ["a: 2 of 2 episodes h", "a: 2 of 4 episodes h"]
+
+
+def test_families_without_a_length_have_their_own_mean() -> None:
+    table = LeagueTable(league(data=["p.jsonl", "q.jsonl"]), [row("a", {("p", None): [[1]], ("q", 50): [[0]]})])
+    assert [(one["size"], one["accuracy"]) for one in table.to_json()["rows"][0]["mean"]] == [(50, 0.0), (None, 1.0)]
+
+
+def test_costs_need_every_family() -> None:
+    costs = {("needle", 4): [[1]], ("list", 4): [[1]]}
+    both, alone = row("a", costs), row("b", {("needle", 4): [[1]]})
+    for each in (both, alone):
+        for one in each.samples[0]:
+            one.measures["computed_tokens"] = 100.0
+    cells = [("needle", 4), ("list", 4)]
+    assert [each.mean_measure("computed_tokens", cells) for each in (both, alone)] == [100.0, None]
 
 
 def test_kendalls_tau_of_a_worked_example() -> None:

@@ -14,6 +14,7 @@ import palimpsest
 from palimpsest.config.load import load_recipe
 from palimpsest.config.schema import RunConfig
 from palimpsest.errors import CheckpointError, ConfigError, ModelError
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.types import Problem, Trajectory
 from support.command import Run
 from support.small_run import small_run
@@ -52,6 +53,23 @@ def test_a_damaged_checkpoint_is_refused_by_name_in_every_command(run: Path, ref
     assert not (tmp_path / "out").exists()
     with pytest.raises(CheckpointError, match="is damaged"):
         palimpsest.play(model=newest)
+
+
+def test_the_tokens_of_the_cold_start_count_towards_the_budget(tiny_model_folder: Path, tmp_path: Path) -> None:
+    keys = small_run(tiny_model_folder, max_steps=1) | {"cold_start": {"max_steps": 2, "batch_size": 2}}
+    palimpsest.train("memagent-quickstart", keys, out=tmp_path / "run", quiet=True)
+    lessons = read_rows(tmp_path / "run" / "cold-start" / "metrics.jsonl")
+    (row,) = read_rows(tmp_path / "run" / "metrics.jsonl")
+    spent = sum(one["policy/physical_tokens"] for one in lessons)
+    assert spent > 0
+    assert row["tokens/computed_total"] == spent + row["tokens/played"] + row.get("policy/physical_tokens", 0)
+    with pytest.raises(ConfigError, match=rf"train\.max_tokens={spent:.0f}: the cold start computed {spent:.0f} "):
+        palimpsest.train(
+            "memagent-quickstart",
+            keys | {"train": keys["train"] | {"max_tokens": int(spent)}},
+            out=tmp_path / "none",
+            quiet=True,
+        )
 
 
 def test_a_run_falls_back_to_its_previous_checkpoint(run: Path, palimpsest: Run) -> None:

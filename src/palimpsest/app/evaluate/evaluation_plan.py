@@ -128,6 +128,7 @@ class EvalRequest(Agent):
             )
         configs = [self._config(agent, data, corpus) for agent in agents]
         _check_alike(configs)
+        notes += configs[0].reward_beside_environment()
         for agent in agents:
             played = agent.policy or configs[0].policy.name
             notes += agent.notes(configs[0].model_copy(update={"policy": PolicyConfig(name=played)}))

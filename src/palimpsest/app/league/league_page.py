@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import files
+from palimpsest.app.league.league_files import SetSize
 from palimpsest.app.league.league_table import LeagueTable, MethodRow
 from palimpsest.config.league import dump_league
 from palimpsest.evaluation.sample_log import write_json
 from palimpsest.evaluation.summary import Score
 from palimpsest.provenance import MADE_WITH, facts, provenance
-from palimpsest.report.axis_labels import LengthLabels, Point, times
+from palimpsest.report.axis_labels import LengthLabels, Point
 from palimpsest.report.page import REPORT, embedded, page
 from palimpsest.runs.resume_rules import COMPUTED
 from palimpsest.text.display_text import Table, cost_text, p_text, visible
@@ -34,17 +35,8 @@ def mean_table(table: LeagueTable) -> Table:
 def family_table(table: LeagueTable) -> Table:
     """Accuracy by family and length as text, one row per method; blank cells are dashes."""
     return Table.of(
-        [
-            {"": row.name} | {_heading(table, *cell): shown(row.accuracy([cell])) for cell in table.cells}
-            for row in table.rows
-        ]
+        [{"": row.name} | {_heading(table, *cell): _cell(row, cell) for cell in table.cells} for row in table.rows]
     )
-
-
-def blanks(table: LeagueTable) -> list[str]:
-    """Why cells are blank, once per row and reason."""
-    lines = [f"{row.name}: {why}" for row in table.rows for cell in table.cells if (why := row.reason(cell))]
-    return list(dict.fromkeys(lines))
 
 
 def shown(found: Score) -> str:
@@ -58,11 +50,17 @@ def shown(found: Score) -> str:
     return f"{100 * found.mean:.1f} [{100 * (found.low or 0.0):.0f}, {100 * (found.high or 0.0):.0f}]"
 
 
+def _cell(row: MethodRow, cell: SetSize) -> str:
+    """Accuracy of a cell, with its number of episodes if others have no grade."""
+    found, graded = shown(row.accuracy([cell])), row.graded(cell)
+    return f"{found}, n={graded}" if graded and row.ungraded([cell]) else found
+
+
 def _means(table: LeagueTable, row: MethodRow) -> Iterator[tuple[str, str]]:
     yield "", row.name
     for size in table.sizes:
-        yield f"mean, {_sized(table, size)}", shown(table.mean(row, size))
-    fall, hallucinated = table.fall(row), table.hallucinated(row)
+        yield f"mean, {'all' if size is None else format(size, ',')}", shown(table.mean(row, size))
+    fall = table.fall(row)
     yield "fall", "–" if fall is None else f"{100 * fall:+.1f}"
     if (changed := table.differences.get(row.name)) is not None:
         ends = f"[{100 * changed[0].low:+.0f}, {100 * changed[0].high:+.0f}]"
@@ -71,13 +69,13 @@ def _means(table: LeagueTable, row: MethodRow) -> Iterator[tuple[str, str]]:
     yield "memory", "–" if row.memory_tokens is None else f"{row.memory_tokens:,}"
     yield "computed tokens", cost_text(row.mean_measure("computed_tokens", table.longest))
     yield "training tokens", cost_text(row.mean_training(COMPUTED))
-    yield "hallucinated", "–" if hallucinated is None else f"{100 * hallucinated:.1f}"
-
-
-def _sized(table: LeagueTable, size: int | None) -> str:
-    if size is None:
-        return "all"
-    return f"{size:,} ({times(size, table.league.chunks[0])}x)" if table.league.synthetic else f"{size:,}"
+    if table.league.synthetic:
+        yield "trained on, chunks", "–".join(map(str, row.trained_on)) or "–"
+    for name, share in (
+        ("hallucinated", table.hallucinated(row)),
+        ("dropped", row.mean_measure("dropped_share", table.longest)),
+    ):
+        yield name, "–" if share is None else f"{100 * share:.1f}"
 
 
 def _heading(table: LeagueTable, family: str, size: int | None) -> str:
@@ -100,7 +98,7 @@ def _page(table: LeagueTable) -> str:
         f"{table.league.problems} problems per family, length and seed. "
         + ("Intervals cover seeds and problems." if seeds > 1 else "Intervals cover problems, not seeds."),
         sections=sections,
-        notes=[visible(line) for line in (*agreed, *blanks(table))],
+        notes=[visible(line) for line in (*agreed, *table.notes())],
         figures=embedded(list(_figures(table))),
         links=[
             {"name": visible(f"{row.name}, {folder.name}"), "to": f"{folder.as_posix()}/{REPORT}"}

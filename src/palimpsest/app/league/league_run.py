@@ -9,15 +9,17 @@
 
 Guaranteed: a killed league continues with the same call, its trainings bit for bit; finished work is not repeated; an
 error of a method is the reason of its blank cells, and the other methods go on; a league with further methods, seeds,
-lengths or problems continues in its folder.
+lengths or problems continues in its folder. Work of other keys, or of an author's changed code, has no figures in the
+table; it is renamed and done again.
 Not covered: methods on several machines; near ties of greedy decoding, which may differ in a continued evaluation.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +34,7 @@ from palimpsest.app.league.league_page import write_league
 from palimpsest.app.league.league_table import LeagueTable, evaluation_folder, read_row, run_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.train.run_handle import Run
+from palimpsest.app.train.supervised_training import check_lessons
 from palimpsest.app.train.training_run import train
 from palimpsest.app.worker_processes import Say, run_process, serve_parent
 from palimpsest.config.league import LeagueConfig, MethodConfig, dump_league, load_league
@@ -44,8 +47,11 @@ from palimpsest.evaluation.sample_log import SUMMARY, read_object
 from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.progress.reporter import Logger, Progress, Silent, Tick
+from palimpsest.provenance import INPUTS, source_digests
 from palimpsest.runs.folder_guard import FolderLock, visible_names
-from palimpsest.runs.run_folder import CONFIG, load_config
+from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.runs.resume_rules import changes, made_with
+from palimpsest.runs.run_folder import CONFIG, METRICS, load_config
 
 LEAGUE = "league.yaml"
 _MAIN = "from palimpsest.app.league.league_run import main; main()"
@@ -78,7 +84,7 @@ async def league_async(
     for name in config.methods:  # before anything is written
         work.config(name, config.seeds[0])
     held_out_sets(config)
-    for note in (note for published in work.protocols for note in published.notes):
+    for note in (*(note for published in work.protocols for note in published.notes), *work.notes()):
         shown.message(note)
     with _locked(folder):
         files.write_file(folder / LEAGUE, dump_league(config).encode())
@@ -172,16 +178,36 @@ class LeagueWork:
         return [LeagueJob(name, seed, trained) for seed in self.league.seeds for name, trained in rows]
 
     def config(self, name: str, seed: int, protocol: str | None = None) -> RunConfig:
-        """Configuration of a method, for a protocol if it isn't trained. Raises ConfigError."""
+        """Configuration of a method, for a protocol if it isn't trained. Raises ConfigError.
+
+        A policy that no example can be made for has no cold start, unless the method's own keys set it.
+        """
         method = self.league.methods[name]
         if not method.train:
             protocol = protocol or next(iter(self.league.protocols), None)
         try:
             found = method_config(self.league, method, seed, protocol)
-            build_policy(found.policy)
+            policy = build_policy(found.policy)
         except ConfigError as error:
             raise ConfigError(f"methods.{name}: {error}") from None
+        if not any(key.startswith("cold_start") for key, _ in leaves(method.overrides)):
+            with suppress(ConfigError):
+                check_lessons(found, policy)
+                return found
+            return found.model_copy(update={"cold_start": None})
         return found
+
+    def notes(self) -> Iterator[str]:
+        """Methods that train without the league's cold start, and finished ones that the league leaves out."""
+        seed = self.league.seeds[0]
+        for name, method in self.league.methods.items():
+            whole = method_config(self.league, method, seed).cold_start
+            if method.train and whole is not None and self.config(name, seed).cold_start is None:
+                yield f"{name}: trains without a cold start, for which its policy has no teachable()"
+        if (self.out / LEAGUE).is_file():
+            left_out = load_league(self.out / LEAGUE).methods.keys() - self.league.methods.keys()
+            if left_out:
+                yield f"{self.out}: leaves out {', '.join(sorted(left_out))}, which it has figures of"
 
     def table(self) -> LeagueTable:
         """The table of all evaluations so far."""
@@ -191,9 +217,12 @@ class LeagueWork:
             for trained in _rows_of(method):
                 errors = (self.failed.get(LeagueJob(name, seed, trained)) for seed in self.league.seeds)
                 error = next(filter(None, errors), None)
+                jobs = [LeagueJob(name, seed, trained) for seed in self.league.seeds]
+                others = {one.folder for job in jobs for one in self.others(job)}
                 row = read_row(
-                    self.league, self.out, name, config, trained=trained, error=error, protocols=self.protocols
-                )
+                    self.league, self.out, name, config, trained=trained, error=error, protocols=self.protocols,
+                    others=others,
+                )  # fmt: skip
                 rows.append(row)
         failed = {job.title: why for job, why in self.failed.items()}
         return LeagueTable(self.league, rows, failed, self.protocols)
@@ -210,7 +239,11 @@ class LeagueWork:
             return False
         config, run = self.config(job.name, job.seed), run_folder(self.out, job.name, job.seed)
         trained = (run / CONFIG).is_file() and load_config(run) == with_sampler(config, "policy") and Run(run).finished
-        return not any(one.is_other for one in self.evaluations(job)) and (trained or not job.trained)
+        return not self.others(job) and (trained or not job.trained)
+
+    def others(self, job: LeagueJob) -> list[LeagueEvaluation]:
+        """Evaluations of a piece of work whose folders have that of another model, configuration or code."""
+        return [one for one in self.evaluations(job) if one.is_other]
 
     def evaluations(self, job: LeagueJob) -> Iterator[LeagueEvaluation]:
         """The evaluations of a piece of work: one, or one per protocol."""
@@ -220,8 +253,12 @@ class LeagueWork:
             config = self.config(job.name, job.seed, published.protocol if published else None)
             own = folder / published.name if published else folder
             asked = config if job.trained else _without_training(config)
-            depends_on = f"# model {method.model} {method.base_url or ''}\n{dump_config(asked)}".encode()
-            yield LeagueEvaluation(own, config, depends_on, published)
+            code = source_digests(asked.model_dump(mode="json"))
+            head = [
+                f"# model {method.model} {method.base_url or ''}",
+                *([f"# code {json.dumps(code)}"] if code else []),
+            ]
+            yield LeagueEvaluation(own, config, "\n".join([*head, dump_config(asked)]).encode(), published)
 
     async def play(self, progress: Progress) -> None:
         """Do all work that is left, `processes` methods at a time."""
@@ -319,7 +356,10 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
     config = work.config(name, number)
     progress, model = Reported(say, _PARTS // 2 if of_training else _PARTS), method.model or config.model.path
     if of_training:
-        run = train(config, out=run_folder(folder, name, number), resume=True, progress=progress)
+        place = run_folder(folder, name, number)
+        if _is_other_run(place, config):
+            say(f"{place} is of other keys or code: now {files.set_aside(place).name}")
+        run = train(config, out=place, resume=True, progress=progress)
         if not run.finished:
             raise RunError("the training was interrupted; run the same league again")
         model = str(run.folder)
@@ -345,6 +385,18 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
             out=one.folder,
             progress=Reported(say, progress.parts // len(evaluations)),
         )
+
+
+def _is_other_run(run: Path, config: RunConfig) -> bool:
+    """True for a run that can't continue as that of `config`: of other keys, of other code, or longer."""
+    if not (run / CONFIG).is_file():
+        return False
+    before, now = load_config(run), with_sampler(config, "policy")
+    was = {key: value for key, value in dict(made_with(run).get(INPUTS, {})).items() if key.startswith("modules.")}
+    code = {f"modules.{name}": digest for name, digest in source_digests(now.model_dump(mode="json")).items()}
+    steps = max((int(row.get("step", 0)) for row in read_rows(run / METRICS)), default=0)
+    refused = any(each.verdict == "refused" or each.key.startswith("optim.") for each in changes(before, now))
+    return refused or was != code or steps > now.train.max_steps
 
 
 class Reported(Silent):

@@ -4,16 +4,19 @@ accuracy      mean over seeds. Its 95% interval is the wider of two: over proble
               seeds (Student's t). A bootstrap over three seeds and their problems covers the mean in as few as 74%
               of simulated leagues, this one in 91% or more (benchmarks/interval_coverage.py --seeds)
 mean          over families, held-out ones excluded
-fall          mean at the shortest length less mean at the longest
-difference    to the reference, over problems of the families that both graded; p is the larger of the two tests',
-              adjusted for the number of rows (Holm 1979)
-agreement     Kendall's tau-b of the methods' order, averaged over pairs of seeds (Kendall 1945)
+fall          mean at the shortest length less mean at the longest, over the seeds that have both
+difference    to the reference, over the problems of the mean's families, at all lengths, that both graded; p is the
+              larger of the two tests', adjusted for the number of rows (Holm 1979)
+costs         means over graded episodes; blank without one of each family
+agreement     Kendall's tau-b of the methods' order by their mean over all lengths, averaged over pairs of seeds
+              (Kendall 1945)
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +28,7 @@ from palimpsest.config.league import UNTRAINED, LeagueConfig, MethodConfig
 from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, read_log, read_object
 from palimpsest.evaluation.statistics import Difference, holm, paired, student_interval, student_p
-from palimpsest.evaluation.summary import Score, accuracy_of, clusters_of, over_seeds, question_hash
+from palimpsest.evaluation.summary import Score, accuracy_of, clusters_of, mean_of, over_seeds, question_hash
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import COMPUTED
 from palimpsest.runs.run_folder import METRICS
@@ -66,8 +69,8 @@ class MethodRow:
         means = self.by_seed(cells)
         if not means:
             return Score(None, None, None)
-        graded = [sample for seed in means for cell in cells for sample in self.cells[cell][seed]]
-        return over_seeds(accuracy_of(graded), list(means.values()))
+        parts = [accuracy_of([sample for seed in means for sample in self.cells[cell][seed]]) for cell in cells]
+        return over_seeds(mean_of(parts), list(means.values()))
 
     def by_seed(self, cells: Sequence[SetSize]) -> dict[int, float]:
         """Mean of the cells' accuracies, by seed that has all of them."""
@@ -80,27 +83,48 @@ class MethodRow:
         """Budget of the memory."""
         return self.config.policy.options.get("memory_tokens")
 
-    def problems(self, cell: SetSize) -> int:
-        """Graded problems of a cell, over all seeds."""
+    def graded(self, cell: SetSize) -> int:
+        """Graded episodes of a cell, over all seeds."""
         return sum(map(len, self.cells.get(cell, {}).values()))
+
+    def played(self, cell: SetSize) -> list[Sample]:
+        """Episodes of a cell, over all seeds."""
+        return [one for samples in self.samples.values() for one in samples if (one.set, one.size) == cell]
 
     def reason(self, cell: SetSize) -> str | None:
         """Reason for a cell without an accuracy."""
         if self.cells.get(cell):
             return None
         part = Cell(*cell, unit="chunks", player="").part
-        return self.reasons.get(part) or self.reasons.get("") or NOT_PLAYED
+        return self.ungraded([cell]) or self.reasons.get(part) or self.reasons.get("") or NOT_PLAYED
+
+    def ungraded(self, cells: Sequence[SetSize]) -> str:
+        """Number of the cells' episodes without the league's metric, with their outcomes; empty if there are none."""
+        played = [one for cell in cells for one in self.played(cell)]
+        outcomes = Counter(one.reason or one.outcome for one in played if one.value is None)
+        shown = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common(3))
+        return f"{outcomes.total()} of {len(played)} episodes have no grade ({shown})" if outcomes else ""
 
     def mean_measure(self, name: str, cells: Sequence[SetSize]) -> float | None:
-        """Mean of a measure over the episodes of some cells."""
-        rows = (one for samples in self.samples.values() for one in samples if (one.set, one.size) in cells)
-        values = [sample.measures[name] for sample in rows if name in sample.measures]
-        return fmean(values) if values else None
+        """Mean of a measure over the graded episodes of some cells; None unless each cell has some."""
+        seeds = [each for cell in cells for each in self.cells.get(cell, {}).values()]
+        values = [one.measures[name] for each in seeds for one in each if name in one.measures]
+        return fmean(values) if values and all(map(self.graded, cells)) else None
 
     def mean_training(self, name: str) -> float | None:
         """Mean of a metric after training."""
-        values = [last[name] for last in self.training.values() if name in last]
+        values = self.after_training(name)
         return fmean(values) if values else None
+
+    def after_training(self, name: str) -> list[float]:
+        """A metric after training, by seed."""
+        return [last[name] for last in self.training.values() if name in last]
+
+    @property
+    def trained_on(self) -> list[int]:
+        """Lengths of the synthetic documents that training ended with, without repetition; empty if untrained."""
+        reached = self.after_training("curriculum/chunks") or [self.config.data.synthetic.chunks] * len(self.training)
+        return sorted({int(size) for size in reached})
 
 
 # ---- Rows against the reference ------------------------------------------------------------------------------
@@ -117,12 +141,13 @@ def difference(row: MethodRow, reference: MethodRow, families: Sequence[str]) ->
     means = [fmean((two.value or 0.0) - (one.value or 0.0) for one, two in each) for each in pairs.values() if each]
     if len(means) < 2:
         return pooled
+    most = max(1.0, *(abs(b - a) for a, b in zip(first, second, strict=True)))  # beyond 1 for some rewards
     low, high = student_interval(means)
     return replace(
         pooled,
         mean=fmean(means),
-        low=max(-1.0, min(low, pooled.low)),
-        high=min(1.0, max(high, pooled.high)),
+        low=max(-most, min(low, pooled.low)),
+        high=min(most, max(high, pooled.high)),
         p=max(student_p(means), pooled.p),
     )
 
@@ -180,14 +205,15 @@ class LeagueTable:
 
     @property
     def sizes(self) -> Sequence[int | None]:
-        """Lengths of the families in the mean, the shortest first; None if none has a length."""
+        """Lengths of the families in the mean, the shortest first; None, for families without a length, is last."""
         found = {size for name, size in self.cells if name in self.families}
-        return sorted(size for size in found if size is not None) or list(found)
+        return [*sorted(size for size in found if size is not None), *([None] if None in found else [])]
 
     @property
     def longest(self) -> list[SetSize]:
         """Cells of the mean at the longest length."""
-        return self.of_mean(self.sizes[-1]) if self.sizes else []
+        known = [size for size in self.sizes if size is not None]
+        return self.of_mean(known[-1] if known else None)
 
     def of_mean(self, size: int | None) -> list[SetSize]:
         """Cells of the mean at a length."""
@@ -202,8 +228,9 @@ class LeagueTable:
         families = [{name for name, _ in self.of_mean(size)} for size in self.sizes]
         if len(families) < 2 or families[0] != families[-1]:
             return None
-        first, last = self.mean(row, self.sizes[0]).mean, self.mean(row, self.sizes[-1]).mean
-        return None if first is None or last is None else first - last
+        first, last = (row.by_seed(self.of_mean(size)) for size in (self.sizes[0], self.sizes[-1]))
+        falls = [mean - last[seed] for seed, mean in first.items() if seed in last]
+        return fmean(falls) if falls else None
 
     @cached_property
     def differences(self) -> dict[str, tuple[Difference, float]]:
@@ -221,14 +248,32 @@ class LeagueTable:
     def agreement(self) -> float | None:
         """Mean Kendall's tau of the trained rows' order over pairs of seeds; None without two seeds of two methods.
 
-        Rows without a mean have no place in the order.
+        Only rows with a mean at every length have a place in a seed's order.
         """
         cells = [cell for size in self.sizes for cell in self.of_mean(size)]
-        means = [found for row in self.rows if row.trained and (found := row.by_seed(cells))]
-        ranks = [[each[seed] for each in means] for seed in self.league.seeds if all(seed in each for each in means)]
-        taus = [kendall_tau(a, b) for a, b in itertools.combinations(ranks, 2)]
+        means = [row.by_seed(cells) for row in self.rows if row.trained]
+        taus = []
+        for pair in itertools.combinations(self.league.seeds, 2):
+            both = [[round(each[seed], 9) for seed in pair] for each in means if all(seed in each for seed in pair)]
+            taus.append(kendall_tau(*zip(*both, strict=True)) if both else None)  # rounded: sums of fractions tie
         known = [tau for tau in taus if tau is not None]
         return fmean(known) if known else None
+
+    @property
+    def incomplete(self) -> bool:
+        """True if a method failed, or an episode has no grade."""
+        return bool(self.failed) or any(row.ungraded(self.cells) for row in self.rows)
+
+    def notes(self) -> Iterator[str]:
+        """Why cells are blank, and which rows have fewer seeds or episodes than the others."""
+        for row in self.rows:
+            for why in dict.fromkeys(filter(None, map(row.reason, self.cells))):
+                yield f"{row.name}: {why}"
+            played = [seed for seed in self.league.seeds if seed in row.samples]
+            if 0 < len(played) < len(self.league.seeds):
+                yield f"{row.name}: seeds {', '.join(map(str, played))} only; its means are over other problems"
+            if why := row.ungraded([cell for cell in self.cells if row.graded(cell)]):
+                yield f"{row.name}: {why}"
 
     def to_json(self) -> dict[str, Any]:
         """Contents of league.json."""
@@ -252,9 +297,10 @@ class LeagueTable:
             "model": row.method.model or row.config.model.path,
             "memory_tokens": row.memory_tokens,
             "training_tokens": row.mean_training(COMPUTED),
+            "training_chunks": row.trained_on if self.league.synthetic else [],
             "training_steps": row.mean_training("step"),
             "cells": [
-                {"family": cell[0], "size": cell[1], **_scored(row.accuracy([cell])), "n": row.problems(cell),
+                {"family": cell[0], "size": cell[1], **_scored(row.accuracy([cell])), "n": row.graded(cell),
                  "reason": row.reason(cell)}
                 for cell in self.cells
             ],
@@ -264,6 +310,7 @@ class LeagueTable:
                 {"size": size, "tokens": row.mean_measure("computed_tokens", self.of_mean(size))} for size in self.sizes
             ],
             "hallucinated": self.hallucinated(row),
+            "dropped": row.mean_measure("dropped_share", self.longest),
             "difference": changed and {
                 "mean": changed[0].mean, "low": changed[0].low, "high": changed[0].high, "p": changed[0].p,
                 "p_holm": changed[1], "better": changed[0].better, "worse": changed[0].worse,
@@ -272,7 +319,7 @@ class LeagueTable:
         }  # fmt: skip
 
     def hallucinated(self, row: MethodRow) -> float | None:
-        """Share of the written sentences that are not in the prompt, at the longest length."""
+        """Share of the kept sentences that are not in the prompt, at the longest length, as a mean over episodes."""
         copied = row.mean_measure("copy_fidelity", self.longest)
         return None if copied is None else 1.0 - copied
 
@@ -303,14 +350,15 @@ def read_row(
     trained: bool,
     error: str | None,
     protocols: Sequence[ProtocolFiles] = (),
+    others: Collection[Path] = (),
 ) -> MethodRow:
-    """A row from its evaluations; `error`: reason for the missing ones."""
+    """A row from its evaluations but `others`; `error`: reason for the missing ones."""
     samples, reasons, folders = dict[int, list[Sample]](), {"": error} if error else {}, list[Path]()
     for seed in league.seeds:
         whole = evaluation_folder(out, name, seed, trained=trained)
         for files in protocols or (None,):
             folder = whole if files is None else whole / files.name
-            if (folder / SUMMARY).is_file():
+            if (folder / SUMMARY).is_file() and folder not in others:
                 folders.append(folder)
                 samples.setdefault(seed, []).extend(_as_row(one, league, files) for one in read_log(folder).samples)
                 reasons |= {_part(part, files): why for part, why in _blanks(folder)}

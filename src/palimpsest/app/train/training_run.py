@@ -53,9 +53,10 @@ from palimpsest.report.run_reports import TrainingResults
 from palimpsest.reward.grading import Grades, build_reward, closing, layers_note
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.driver import Evaluate, Finished
+from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.loggers import build_loggers
 from palimpsest.runs.resume_rules import GIVEN, RunOrigin, how_to_resume
-from palimpsest.runs.run_folder import CONFIG, RunFolder, check_folder, load_config, open_run
+from palimpsest.runs.run_folder import CONFIG, METRICS, RunFolder, check_folder, load_config, open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.display_text import counted
 from palimpsest.training.loop import Trainer
@@ -192,6 +193,13 @@ async def _train_with_rewards(
     folder: RunFolder, config: RunConfig, setup: Setup, progress: Progress, stop: GracefulStop
 ) -> Finished:
     engine = setup.engine
+    lessons = read_rows(folder.path / COLD_START / METRICS) if config.cold_start else []
+    spent = sum(int(row.get("policy/physical_tokens", 0)) for row in lessons)
+    if config.train.max_tokens is not None and spent >= config.train.max_tokens:
+        raise ConfigError(
+            f"train.max_tokens={config.train.max_tokens}: the cold start computed {spent} tokens, which leaves none "
+            "for RL: raise it, or lower cold_start.max_steps"
+        )
     assert engine.learner is not None
     if note := engine.limits.note:
         progress.message(note)
@@ -211,6 +219,7 @@ async def _train_with_rewards(
         loggers=build_loggers(config, folder, progress),
         evaluate=None if setup.held_out is None else _held_out(config, setup, reward.answer, setup.held_out),
         stop=stop,
+        spent=spent,
     )
     return await using(engine, using(setup.roles, closing(reward, trainer.run())))
 
