@@ -390,11 +390,16 @@ def is_prompt_file(value: object) -> bool:
     return isinstance(value, str) and value.endswith((".yaml", ".yml"))
 
 
+_MAKE_PROMPTS = (
+    "palimpsest recipes show RECIPE --prompts prints an example, palimpsest recipes import CHECKOUT reads an agent's"
+)
+
+
 def read_prompt_file(path: str, key: str) -> dict[str, Any]:
     """The texts in a file, by name. Raises ConfigError that begins with `key`, which named it."""
     where = f"{key}={path}"
     try:
-        values = read(_prompt_text(path, where, "palimpsest recipes show RECIPE --prompts prints an example, palimpsest recipes import CHECKOUT reads an agent's"))
+        values = read(_prompt_text(path, where, _MAKE_PROMPTS))
     except yaml.YAMLError as error:
         raise ConfigError(f"{where}: not valid YAML ({first_line(error)})") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):

@@ -306,7 +306,7 @@ def _given(path: Path, variables: dict[str, str]) -> dict[str, Any]:
     try:
         text = read_regular(path, MAX_CHARACTERS + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: unreadable ({error}); name a script, a YAML file, or a folder with a checkout") from None
+        raise ConfigError(f"{path}: unreadable ({error}); name a script, a YAML file or a checkout") from None
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{path}: longer than {MAX_CHARACTERS:,} characters; name the script that starts training")
     if path.suffix not in (".yaml", ".yml"):
