@@ -9,6 +9,7 @@ import yaml
 
 from palimpsest.app.league.league_run import method_config
 from palimpsest.config.league import dump_league, league_names, load_league
+from palimpsest.config.section import leaves
 from palimpsest.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ def test_shipped_leagues_are_complete_and_stay_the_same_when_dumped(name: str, t
             config = method_config(league, method, seed)
             assert config.seed == seed
             assert config.data.synthetic.evaluated == league.sets
-            assert config.train.max_tokens == league.overrides["train.max_tokens"]
+            assert config.train.max_tokens == dict(leaves(league.overrides))["train.max_tokens"]
             assert config.policy.options.get("memory_tokens") in (None, 24)
     assert load_league(written(tmp_path, dump_league(league))) == league
 
@@ -76,7 +77,7 @@ def test_a_policy_gets_the_options_it_has_and_the_families_it_can_learn() -> Non
     league = load_league("laptop")
     whole = method_config(league, league.methods["whole_window"], 0)
     assert "memory_tokens" not in whole.policy.options
-    assert whole.policy.options["answer_tokens"] == league.overrides["policy.options.answer_tokens"]
+    assert whole.policy.options["answer_tokens"] == dict(leaves(league.overrides))["policy.options.answer_tokens"]
     assert whole.data.synthetic.starts is None, "it takes no memory"
     assert method_config(league, league.methods["overwrite"], 0).data.synthetic.starts is not None
     assert "several" not in method_config(league, league.methods["lead"], 0).data.synthetic.task
