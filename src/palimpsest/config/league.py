@@ -28,7 +28,6 @@ from palimpsest.errors import ConfigError, nearest
 
 UNTRAINED = "untrained"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+]*(-[A-Za-z0-9_+]+)*")
-_OF_LEAGUES = ("recipe", "data", "seed")  # keys of a run that a league has itself, or sets
 _DEEPEST = 8  # leagues that extend each other
 
 
@@ -176,7 +175,8 @@ def load_league(name_or_path: str | Path, changes: Overrides = ()) -> LeagueConf
     known = values["methods"] if isinstance(values.get("methods"), dict) else {}
     for key, value, _ in split_overrides(changes):
         section = key.partition(".")[0]
-        of_runs = section in RunConfig.model_fields and ("." in key or key not in _OF_LEAGUES)
+        own = key in LeagueConfig.model_fields or key == "seed"  # which the league sets by `seeds`
+        of_runs = section in RunConfig.model_fields and not own
         put(values, f"overrides.{key}" if of_runs else key, value)
     if isinstance(methods := values.get("methods"), dict):  # null removes an inherited one
         _check_removed(name, methods, known)

@@ -271,7 +271,7 @@ def _check(path: Path, config: RunConfig, resume: bool) -> list[FieldChange] | N
             f"{path} contains a run ({_progress(path)}): {resume_command(path)} {does}, --force renames it "
             "(in Python resume=True, force=True)"
         )
-    if config.train.max_steps < (done := _steps_done(path)):
+    if config.train.max_steps < (done := steps_done(path)):
         raise RunError(
             f"train.max_steps={config.train.max_steps}: {path} already has {done} steps; to continue, set more, "
             f"such as train.max_steps={2 * done}"
@@ -327,7 +327,8 @@ def _progress(path: Path) -> str:
     return f"{steps}, {f'newest checkpoint {saved[-1].name}' if saved else 'no checkpoint'}"
 
 
-def _steps_done(path: Path) -> int:
+def steps_done(path: Path) -> int:
+    """Step of a run's newest complete checkpoint; 0 without one."""
     saved = [folder for folder in checkpoint_paths(path / CHECKPOINTS) if has_manifest(folder)]
     return checkpoint_step(saved[-1]) if saved else 0
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -49,9 +49,8 @@ from palimpsest.plugin_options import options_of
 from palimpsest.progress.reporter import Logger, Progress, Silent, Tick
 from palimpsest.provenance import INPUTS, source_digests
 from palimpsest.runs.folder_guard import FolderLock, visible_names
-from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import changes, made_with
-from palimpsest.runs.run_folder import CONFIG, METRICS, load_config
+from palimpsest.runs.run_folder import CONFIG, load_config, steps_done
 
 LEAGUE = "league.yaml"
 _MAIN = "from palimpsest.app.league.league_run import main; main()"
@@ -190,10 +189,11 @@ class LeagueWork:
             policy = build_policy(found.policy)
         except ConfigError as error:
             raise ConfigError(f"methods.{name}: {error}") from None
-        if not any(key.startswith("cold_start") for key, _ in leaves(method.overrides)):
-            with suppress(ConfigError):
-                check_lessons(found, policy)
-                return found
+        if any(key.startswith("cold_start") for key, _ in leaves(method.overrides)):
+            return found
+        try:
+            check_lessons(found, policy)
+        except ConfigError:
             return found.model_copy(update={"cold_start": None})
         return found
 
@@ -215,9 +215,8 @@ class LeagueWork:
         for name, method in self.league.methods.items():
             config = self.config(name, self.league.seeds[0])
             for trained in _rows_of(method):
-                errors = (self.failed.get(LeagueJob(name, seed, trained)) for seed in self.league.seeds)
-                error = next(filter(None, errors), None)
                 jobs = [LeagueJob(name, seed, trained) for seed in self.league.seeds]
+                error = next(filter(None, map(self.failed.get, jobs)), None)
                 others = {one.folder for job in jobs for one in self.others(job)}
                 row = read_row(
                     self.league, self.out, name, config, trained=trained, error=error, protocols=self.protocols,
@@ -394,9 +393,8 @@ def _is_other_run(run: Path, config: RunConfig) -> bool:
     before, now = load_config(run), with_sampler(config, "policy")
     was = {key: value for key, value in dict(made_with(run).get(INPUTS, {})).items() if key.startswith("modules.")}
     code = {f"modules.{name}": digest for name, digest in source_digests(now.model_dump(mode="json")).items()}
-    steps = max((int(row.get("step", 0)) for row in read_rows(run / METRICS)), default=0)
     refused = any(each.verdict == "refused" or each.key.startswith("optim.") for each in changes(before, now))
-    return refused or was != code or steps > now.train.max_steps
+    return refused or was != code or steps_done(run) > now.train.max_steps
 
 
 class Reported(Silent):

@@ -32,6 +32,7 @@ from palimpsest.evaluation.summary import Score, accuracy_of, clusters_of, mean_
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import COMPUTED
 from palimpsest.runs.run_folder import METRICS
+from palimpsest.text.display_text import counted_outcomes
 
 FORMAT = 1
 NOT_PLAYED = "not evaluated yet"
@@ -102,8 +103,10 @@ class MethodRow:
         """Number of the cells' episodes without the league's metric, with their outcomes; empty if there are none."""
         played = [one for cell in cells for one in self.played(cell)]
         outcomes = Counter(one.reason or one.outcome for one in played if one.value is None)
-        shown = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common(3))
-        return f"{outcomes.total()} of {len(played)} episodes have no grade ({shown})" if outcomes else ""
+        if not outcomes:
+            return ""
+        frequent = counted_outcomes(dict(outcomes.most_common(3)))
+        return f"{outcomes.total()} of {len(played)} episodes have no grade ({frequent})"
 
     def mean_measure(self, name: str, cells: Sequence[SetSize]) -> float | None:
         """Mean of a measure over the graded episodes of some cells; None unless each cell has some."""

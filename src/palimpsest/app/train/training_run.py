@@ -162,7 +162,7 @@ async def train_in_folder(
     on_start: Callable[[str], None] = lambda _: None,
 ) -> Finished:
     """Train in an open run folder, after its cold start; `on_start` gets the path of the model that RL starts from."""
-    progress, stop = progress or Silent(), stop or GracefulStop()
+    progress, stop, spent = progress or Silent(), stop or GracefulStop(), 0
     if note := layers_note(config.reward):
         progress.message(note)
     if config.cold_start is not None:
@@ -177,6 +177,7 @@ async def train_in_folder(
         )
         if cold_start.interrupted:
             return Finished(0, True, cold_start.checkpoint)
+        spent = _spent(folder.path / COLD_START, config)
         model = config.model.model_copy(update={"path": str(cold_start.checkpoint)})
         config = config.model_copy(update={"model": model})
         await setup.engine.close()
@@ -186,20 +187,24 @@ async def train_in_folder(
         folder.warn(left_out(setup.skipped))
     on_start(config.model.path)
     with folder.keeping_warnings():
-        return await _train_with_rewards(folder, config, setup, progress, stop)
+        return await _train_with_rewards(folder, config, setup, progress, stop, spent)
 
 
-async def _train_with_rewards(
-    folder: RunFolder, config: RunConfig, setup: Setup, progress: Progress, stop: GracefulStop
-) -> Finished:
-    engine = setup.engine
-    lessons = read_rows(folder.path / COLD_START / METRICS) if config.cold_start else []
-    spent = sum(int(row.get("policy/physical_tokens", 0)) for row in lessons)
+def _spent(cold_start: Path, config: RunConfig) -> int:
+    """Tokens that a cold start computed. Raises ConfigError if they leave none for RL."""
+    spent = sum(int(row.get("policy/physical_tokens", 0)) for row in read_rows(cold_start / METRICS))
     if config.train.max_tokens is not None and spent >= config.train.max_tokens:
         raise ConfigError(
             f"train.max_tokens={config.train.max_tokens}: the cold start computed {spent} tokens, which leaves none "
             "for RL: raise it, or lower cold_start.max_steps"
         )
+    return spent
+
+
+async def _train_with_rewards(
+    folder: RunFolder, config: RunConfig, setup: Setup, progress: Progress, stop: GracefulStop, spent: int
+) -> Finished:
+    engine = setup.engine
     assert engine.learner is not None
     if note := engine.limits.note:
         progress.message(note)
