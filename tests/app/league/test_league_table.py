@@ -20,7 +20,7 @@ from palimpsest.evaluation.statistics import wilson
 from support.evaluations import sample
 
 FAMILIES, SIZES = ("needle", "list"), (4, 64)
-Rights = Mapping[tuple[str, int], Sequence[Sequence[int]]]
+Rights = Mapping[tuple[str, int | None], Sequence[Sequence[int]]]
 """[seeds][problems] by cell: 1 for right."""
 
 
@@ -160,7 +160,8 @@ def test_episodes_without_a_grade_are_counted_by_reason() -> None:
 
 
 def test_families_without_a_length_have_their_own_mean() -> None:
-    table = LeagueTable(league(data=["p.jsonl", "q.jsonl"]), [row("a", {("p", None): [[1]], ("q", 50): [[0]]})])
+    rights: Rights = {("p", None): [[1]], ("q", 50): [[0]]}
+    table = LeagueTable(league(data=["p.jsonl", "q.jsonl"]), [row("a", rights)])
     assert [(one["size"], one["accuracy"]) for one in table.to_json()["rows"][0]["mean"]] == [(50, 0.0), (None, 1.0)]
 
 
