@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -190,6 +191,11 @@ def set_aside(path: Path) -> Path:
         number += 1
     rename(path, aside)
     return aside
+
+
+def is_set_aside(path: Path) -> bool:
+    """True for a name that `set_aside` gives."""
+    return re.search(r"\.old-\d+$", path.name) is not None
 
 
 def discard(path: Path) -> None:

@@ -369,7 +369,9 @@ def refuse_another(folder: Path, identity: Mapping[str, Any]) -> None:
 def logs_below(run: Path, name: str = SAMPLES) -> dict[str, Path]:
     """Files named `name` in the evaluations of a quickstart run, by EVALUATION.SHARD; skips renamed ones (`.old-1`)."""
     paths = sorted(run.glob(f"evaluations/*/*/{name}"))
-    return {f"{path.parent.parent.name}.{path.parent.name}": path for path in paths if ".old-" not in path.parent.name}
+    return {
+        f"{path.parent.parent.name}.{path.parent.name}": path for path in paths if not files.is_set_aside(path.parent)
+    }
 
 
 def read_identity(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from palimpsest.app.league.league_files import held_out_sets
 from palimpsest.app.league.league_run import method_config
 from palimpsest.app.league.league_table import NOT_PLAYED, LeagueTable, MethodRow, difference, kendall_tau
 from palimpsest.config.league import LeagueConfig
+from palimpsest.config.schema import PolicyConfig
 from palimpsest.errors import ConfigError
 from palimpsest.evaluation.sample_log import Sample
 from palimpsest.evaluation.statistics import wilson
@@ -63,6 +64,13 @@ def test_a_cell_has_the_mean_over_seeds_and_the_wider_interval() -> None:
     assert cell["low"] == pytest.approx(max(0.0, min(low, 0.75 - half)), abs=1e-4)
     assert cell["high"] == pytest.approx(min(1.0, max(high, 0.75 + half)), abs=1e-4)
     assert (cell["n"], cell["reason"]) == (12, None)
+
+
+@pytest.mark.parametrize(("policy", "tokens"), [("overwrite", 1024), ("closed_book", None)])
+def test_a_budget_that_no_option_sets_is_that_of_the_policy(policy: str, tokens: int | None) -> None:
+    made = row("a", RIGHTS)
+    config = made.config.model_copy(update={"policy": PolicyConfig(name=policy)})
+    assert replace(made, config=config).memory_tokens == tokens
 
 
 def test_equal_seeds_leave_the_interval_of_the_problems() -> None:

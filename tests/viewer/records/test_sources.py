@@ -39,6 +39,13 @@ def test_a_folder_of_runs_shows_every_run_and_evaluation_below_it(tmp_path: Path
     }
 
 
+def test_renamed_folders_are_shown_if_named(tmp_path: Path) -> None:
+    for name in ("first", "first.old-1", "of.old-age"):
+        run_folder(tmp_path / name)
+    names = {path: [item.name for item in Library([path]).sources()] for path in (tmp_path, tmp_path / "first.old-1")}
+    assert names == {tmp_path: ["first", "of.old-age"], tmp_path / "first.old-1": ["first.old-1"]}
+
+
 def test_a_file_in_a_run_stands_for_the_run(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "first", records={1: [group("a")]})
     record = run / "trajectories" / "step-000001.jsonl.zst"

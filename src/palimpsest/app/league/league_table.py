@@ -29,6 +29,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, read_log, read_object
 from palimpsest.evaluation.statistics import Difference, holm, paired, student_interval, student_p
 from palimpsest.evaluation.summary import Score, accuracy_of, clusters_of, mean_of, over_seeds, question_hash
+from palimpsest.memory.registry import build_policy
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import COMPUTED
 from palimpsest.runs.run_folder import METRICS
@@ -81,8 +82,8 @@ class MethodRow:
 
     @property
     def memory_tokens(self) -> int | None:
-        """Budget of the memory."""
-        return self.config.policy.options.get("memory_tokens")
+        """Budget of the memory: an attribute of the policy, which may be an option."""
+        return getattr(build_policy(self.config.policy), "memory_tokens", None)
 
     def graded(self, cell: SetSize) -> int:
         """Graded episodes of a cell, over all seeds."""

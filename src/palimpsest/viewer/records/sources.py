@@ -32,7 +32,7 @@ import zstandard
 from palimpsest.errors import DataError, PalimpsestError, RunError
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import SAMPLES
-from palimpsest.files import open_regular
+from palimpsest.files import is_set_aside, open_regular
 from palimpsest.rollout.trajectory_file import MOST_BYTES, frame_end, unpacked
 from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS
@@ -258,7 +258,7 @@ class Library:
 
 
 def sources_in(path: Path) -> Iterator[tuple[SourceKind, Path]]:
-    """Sources in a path, the path first; empty if it is missing."""
+    """Sources in a path, the path first, without renamed folders (`.old-1`) below it; empty if it is missing."""
     if path.is_file():
         if path.name in (CONFIG, SAMPLES):
             yield from sources_in(path.parent)
@@ -291,7 +291,7 @@ def _walked(folder: Path, within: Path, depth: int) -> Iterator[tuple[SourceKind
         return
     within = folder if is_run or is_evaluation else within
     for inner in _entries(folder, within):
-        if inner.is_dir() and not (is_run and inner.name in _INNER):
+        if inner.is_dir() and not is_set_aside(inner) and not (is_run and inner.name in _INNER):
             yield from _walked(inner, within, depth - 1)
 
 
