@@ -389,8 +389,8 @@ def finite(value: Any) -> bool:
     (True, False, False, False)
     """
     try:
-        return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:
+        return isinstance(value, Real) and math.isfinite(float(value))
+    except (OverflowError, TypeError, ValueError):
         return False
 
 

@@ -387,10 +387,6 @@ class Segment:
     """The trained tokens, in order, without overlap; only this segment trains them."""
     logprobs: tuple[float, ...]
     """[N] nats of the trained tokens, the sampler's."""
-    parent: int | None = None
-    """Index in the trajectory's list of the earlier segment with the longest common prefix."""
-    shared_length: int = 0
-    """Tokens this segment has in common with `parent`, from the start."""
 
     @property
     def positions(self) -> tuple[int, ...]:

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from palimpsest.app.league.league_run import method_config
-from palimpsest.config.league import dump_league, league_names, load_league
+from palimpsest.config.league import load_league
+from palimpsest.config.load import dump_config, shipped
 from palimpsest.config.section import leaves
 from palimpsest.errors import ConfigError
 
@@ -29,13 +30,13 @@ def test_shipped_leagues_are_complete_and_stay_the_same_when_dumped(name: str, t
             assert config.data.synthetic.evaluated == league.sets
             assert config.train.max_tokens == dict(leaves(league.overrides))["train.max_tokens"]
             assert config.policy.options.get("memory_tokens") in (None, 24)
-    assert load_league(written(tmp_path, dump_league(league))) == league
+    assert load_league(written(tmp_path, dump_config(league))) == league
 
 
 def test_the_published_league_has_its_agents_with_their_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(league_names()) == {"small", "laptop", "published"}
+    assert set(shipped("leagues")) == {"small", "laptop", "published"}
     monkeypatch.chdir(tmp_path)
     league = load_league("published")
     with pytest.raises(ConfigError, match=r"prompts/memagent\.yaml: no such file"):

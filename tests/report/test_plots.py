@@ -7,8 +7,11 @@ import threading
 import zlib
 from pathlib import Path
 
-from palimpsest.report.axis_labels import Point
-from palimpsest.report.plots import accuracy_figure, reward_figure, tokens_figure
+import pytest
+
+from palimpsest.evaluation.summary import Score
+from palimpsest.report.axis_labels import LengthLabels, Point
+from palimpsest.report.plots import accuracy_by_length, accuracy_figure, reward_figure, tokens_figure
 
 
 def png_size(data: bytes) -> tuple[int, int]:
@@ -38,6 +41,29 @@ def test_pictures_are_complete_and_large_enough() -> None:
         width, height = png_size(png)
         assert (width > 900, height > 500) == (True, True)
         assert len(zlib.decompress(idat(png))) > width * height
+
+
+def test_a_seventh_line_is_drawn() -> None:
+    lines = {f"agent {number}": [Point(4, 0.1 * number, 0.0, 1.0), Point(8, 0.5, 0.0, 1.0)] for number in range(7)}
+    for draw in (accuracy_figure, tokens_figure):
+        moved = lines | {"agent 6": [Point(4, 0.9, 0.0, 1.0), Point(8, 0.2, 0.0, 1.0)]}
+        assert draw(lines, training_length=4) != draw(moved, training_length=4)
+
+
+@pytest.mark.parametrize(
+    ("score", "ends"),
+    [
+        (Score(1.45, None, None), (1.45, 1.45)),
+        (Score(1.33333, 1.3333, 1.3333), (1.3333, 1.33333)),
+        (Score(-0.5, -0.5, 0.1), (-0.5, 0.1)),
+    ],
+)
+def test_values_of_a_reward_beyond_accuracies_are_drawn(score: Score, ends: tuple[float, float]) -> None:
+    assert score.ends == ends
+    axis = LengthLabels("chunks", {4.0: "4"}, multiplies=False)
+    drawn = [{"a": [Point(4, value, value, value)]} for value in (0.5, 2.5)]
+    images = [accuracy_by_length(lines, axis, "png") for lines in ({"a": [Point(4, ends[0], *ends)]}, *drawn)]
+    assert len(set(images)) == 3
 
 
 def test_figures_on_new_threads_open_no_additional_file() -> None:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import palimpsest.rollout.segments as segments_module
 from palimpsest.rollout.segments import segments_of
-from palimpsest.types import Completion, Grade, Segment, StopReason, Trajectory, Turn
+from palimpsest.types import Completion, Grade, StopReason, Trajectory, Turn
 from support.credit import advantages, group_of
 from support.groups import make_episode, make_turn
 
@@ -77,30 +76,6 @@ def test_segments_are_as_few_as_the_fractures_allow(played: Trajectory) -> None:
     assert len(segments_of(played)) == (fractures + 1 if sampling else 0)
 
 
-def common(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    return max(n for n in range(min(len(left), len(right)) + 1) if left[:n] == right[:n])
-
-
-def brute_force_parent(segments: tuple[Segment, ...], number: int) -> tuple[int | None, int]:
-    shared = [common(earlier.token_ids, segments[number].token_ids) for earlier in segments[:number]]
-    longest = max(shared, default=0)
-    return (shared.index(longest) if longest else None), longest
-
-
-@given(fracturing())
-@settings(max_examples=150)
-def test_the_parent_is_the_earliest_segment_with_the_longest_common_prefix(played: Trajectory) -> None:
-    segments = segments_of(played)
-    for number, segment in enumerate(segments):
-        assert (segment.parent, segment.shared_length) == brute_force_parent(segments, number)
-
-
-def test_prefixes_longer_than_a_comparison_block_are_measured_to_the_token() -> None:
-    long = tuple(range(1000))
-    _, segment = segments_of(make_episode(turn(0, long, (7,)), turn(1, long[:700] + (-1,) * 300, (8,))))
-    assert (segment.parent, segment.shared_length) == (0, 700)
-
-
 def test_aborted_turns_train_the_tokens_they_sampled() -> None:
     aborted = turn(1, (9, 9), (), StopReason.ABORTED)
     (segment,) = segments_of(make_episode(turn(0, (1,), (2,), StopReason.ABORTED), aborted, turn(2, (1, 2, 5), (3,))))
@@ -111,21 +86,6 @@ def test_aborted_turns_train_the_tokens_they_sampled() -> None:
 def test_a_missing_logprob_is_rejected() -> None:
     with pytest.raises(ValueError, match="turn 0: 2 tokens, 1 log-prob"):
         segments_of(make_episode(Turn((1,), Completion((2, 3), (-0.5,), StopReason.STOP), 0, "act")))
-
-
-def test_a_thousand_turns_are_not_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = []
-
-    def counting(left: tuple[int, ...], right: tuple[int, ...], start: int, stop: int) -> int:
-        compared.append(stop - start)
-        return first_difference(left, right, start, stop)
-
-    first_difference = segments_module.first_difference
-    monkeypatch.setattr(segments_module, "first_difference", counting)
-    shared = tuple(range(500))
-    reads = [turn(i, (*shared, 5000 + i // 10, 6000 + i), (6, 7)) for i in range(1000)]
-    assert len(segments_of(make_episode(*reads))) == 1000
-    assert sum(compared) < 2 * sum(len(read.prompt_ids) for read in reads)  # every pair: 500 times as many
 
 
 def test_a_frozen_turn_is_context_within_one_segment_like_text_of_a_tool() -> None:

@@ -29,6 +29,10 @@ def test_a_shared_prefix_ends_at_the_first_difference(one: tuple[int, ...], othe
     assert common_length(one, other) == (equal.index(False) if False in equal else len(equal))
 
 
+def test_a_prefix_longer_than_a_comparison_block_is_measured_to_the_token() -> None:
+    assert common_length(tuple(range(1000)), (*range(700), *range(1, 301))) == 700
+
+
 def test_costs_by_role_are_there_if_a_role_took_a_turn() -> None:
     turns = (turn(0, (1, 2), (3,)), turn(1, (1, 5), (6, 7), "reader"), turn(2, (1, 5, 8), (6,), "reader"))
     alone, both = (token_costs(Trajectory("p", "g", 0, chosen, Outcome.ANSWERED)) for chosen in (turns[:1], turns))

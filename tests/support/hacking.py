@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from palimpsest.reward.answer_match import METRICS, measure
+from palimpsest.reward.answer_match import measure
 
 PARIS, YEAR, NO, FIVE = ("Paris",), ("1984",), ("no",), ("5",)
 ACCEPTED = 0.5
@@ -121,13 +121,13 @@ REWORDED: dict[str, tuple[str, ...]] = {
 def accepted_by(hack: Hack) -> list[str]:
     """Comparisons that accept it."""
     values = measure(hack.text, hack.golds)
-    return [name for name in METRICS if name != "answered" and values[name] >= ACCEPTED]
+    return [name for name, value in values.items() if name != "answered" and value >= ACCEPTED]
 
 
 def counts() -> dict[str, int]:
     """Comparison to its number of accepted hacks."""
     taken = [accepted_by(hack) for hack in HACKS]
-    return {name: sum(name in names for names in taken) for name in METRICS if name != "answered"}
+    return {name: sum(name in names for names in taken) for name in measure("", PARIS) if name != "answered"}
 
 
 def rejections() -> dict[str, int]:

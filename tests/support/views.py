@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from palimpsest.config.schema import PolicyConfig
 from palimpsest.memory.registry import build_policy
 from palimpsest.types import Completion, Grade, Group, Outcome, Problem, Question, StopReason, Trajectory, Turn
+from palimpsest.viewer.analysis.memory_diff import MemoryDiff, WordOrigin
 from palimpsest.viewer.analysis.token_words import Spelling, TokenWords
 from palimpsest.viewer.screens.group_screen import Opened
 from support.agents import base_codec, played, prune, search, world
@@ -108,3 +109,14 @@ def texts() -> st.SearchStrategy[str]:
     """Of few words, so that they repeat."""
     word = st.sampled_from(["Ann", "Bo", "lives", "in", "Rome.", "rome", "é—ü", "the", "\n-", "tea,"])
     return st.lists(word, max_size=14).map(" ".join)
+
+
+def applied(diff: MemoryDiff, before: Sequence[int]) -> tuple[int, ...]:
+    """[T] ids of the memory after, built from the ids before and the new ones."""
+    ids: list[int] = []
+    for piece in diff.pieces:
+        if piece.origin is WordOrigin.KEPT and piece.source is not None:
+            ids += before[slice(*piece.source.tokens)]
+        else:
+            ids += piece.ids
+    return tuple(ids)

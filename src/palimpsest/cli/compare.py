@@ -25,7 +25,7 @@ from palimpsest.cli.options import (
     stdout,
     table,
 )
-from palimpsest.config.league import league_names
+from palimpsest.config.load import shipped
 from palimpsest.errors import ConfigError
 from palimpsest.progress.displays import Terminal
 from palimpsest.text.display_text import cost_text, p_text, printable
@@ -182,7 +182,7 @@ def _show_flips(comparison: Comparison, name: str, most: int) -> None:
 
 
 def league(
-    name: Annotated[str, typer.Argument(metavar="LEAGUE", help=f"{' or '.join(league_names())}, or a YAML file.")],
+    name: Annotated[str, typer.Argument(metavar="LEAGUE", help=f"{' or '.join(shipped('leagues'))}, or a YAML file.")],
     settings: Overrides = None,
     out: Annotated[Path | None, OUTPUT(help="Folder of runs, evaluations and table; default: leagues/NAME.")] = None,
     json: Json = False,

@@ -210,19 +210,19 @@ def print_made(made: Made, left_out: Iterable[str] = ()) -> None:
     typer.echo(f"edition {made.edition}")
 
 
-def numbers(option: str, what: str, texts: str | list[str], least: int = 1) -> tuple[int, ...]:
-    """Whole numbers of at least `least`, from a text such as 4,64,256, or several. Raises ConfigError.
+def numbers(option: str, what: str, texts: str | list[str]) -> tuple[int, ...]:
+    """Whole numbers from 1, from a text such as 4,64,256, or several. Raises ConfigError.
 
-    >>> numbers("--seed", "numbers", "0,1", least=0), numbers("--chunks", "lengths", ["4,64", "256"])
-    ((0, 1), (4, 64, 256))
+    >>> numbers("--chunks", "lengths", "4,64"), numbers("--chunks", "lengths", ["4,64", "256"])
+    ((4, 64), (4, 64, 256))
     """
     text = texts if isinstance(texts, str) else ",".join(texts)
     try:
         values = tuple(int(part) for part in text.split(","))
     except ValueError:
-        values = (least - 1,)
-    if min(values) < least:
-        raise ConfigError(f"{option} {text}: expected {what} such as {'4,64,256' if least else '0,1,2'}")
+        values = (0,)
+    if min(values) < 1:
+        raise ConfigError(f"{option} {text}: expected {what} such as 4,64,256")
     return values
 
 

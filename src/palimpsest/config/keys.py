@@ -18,7 +18,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -31,8 +31,6 @@ from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.config.section import leaves, members_of, section_in, sections_in
 from palimpsest.errors import nearest
 from palimpsest.plugin_options import choices, expected
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

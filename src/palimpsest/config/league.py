@@ -16,14 +16,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from palimpsest.config.data import OneOrMore, Sources, Task, listed
+from palimpsest.config.data import OneOrMore, Sources, Task
 from palimpsest.config.load import Overrides, put, refuse_secrets, sections_of, shipped, split_overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import Strict, leaves
-from palimpsest.config.yaml_text import Dumper
 from palimpsest.errors import ConfigError, nearest
 
 UNTRAINED = "untrained"
@@ -123,7 +121,7 @@ class LeagueConfig(Strict):
                 raise ValueError(f"{name}={list(values)}: give one at least, each once")
         if self.data is not None and self.protocols:
             raise ValueError("protocols: instead of data; omit one of them")
-        held_out = get_args(Task) if self.synthetic else self.sets
+        held_out = get_args(Task) if self.synthetic else tuple(self.protocols)
         if self.data is None and (strange := sorted(set(self.held_out) - set(held_out))):
             hint = f"{', '.join(held_out)}{nearest(strange[0], held_out)}"
             raise ValueError(f"held_out={strange[0]}: is not evaluated; evaluated are {hint}")
@@ -145,10 +143,8 @@ class LeagueConfig(Strict):
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """Evaluated families, files or protocols, those of the mean first."""
-        if self.synthetic:
-            return (*self.families, *self.held_out)
-        return tuple(self.protocols) if self.data is None else listed(self.data)
+        """Evaluated families of synthetic documents, those of the mean first."""
+        return (*self.families, *self.held_out)
 
 
 def family_of(name: str) -> str:
@@ -158,11 +154,6 @@ def family_of(name: str) -> str:
     ('ruler-hqa', 'needle')
     """
     return Path(name).stem
-
-
-def league_names() -> list[str]:
-    """Names of the shipped leagues."""
-    return shipped("leagues")
 
 
 def load_league(name_or_path: str | Path, changes: Overrides = ()) -> LeagueConfig:
@@ -188,13 +179,8 @@ def load_league(name_or_path: str | Path, changes: Overrides = ()) -> LeagueConf
         raise ConfigError("; ".join(_faults(error, name))) from None
 
 
-def dump_league(league: LeagueConfig) -> str:
-    """YAML from which `load_league` makes the same league again."""
-    return yaml.dump(league.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
-
-
 def _values(name: str, depth: int = 0) -> dict[str, Any]:
-    path, names = Path(name), league_names()
+    path, names = Path(name), shipped("leagues")
     if name in names:
         text = (resources.files("palimpsest") / "leagues" / f"{name}.yaml").read_text("utf-8")
     elif path.is_file():
@@ -235,15 +221,10 @@ def _check_removed(league: str, methods: Mapping[str, Any], known: Mapping[str, 
 
 def _method(inherited: Any, own: Any) -> Any:
     """An inherited method with its own keys; the options are those of its policy."""
-    made = _changed(inherited, own)
-    if made is own or own.get("policy") in (None, inherited.get("policy")):
-        return made
-    return {name: value for name, value in made.items() if name != "options" or name in own}
-
-
-def _changed(inherited: Any, own: Any) -> Any:
-    """The keys of both sections, own ones first."""
-    return {**inherited, **own} if isinstance(inherited, dict) and isinstance(own, dict) else own
+    if not isinstance(inherited, dict) or not isinstance(own, dict):
+        return own
+    is_other = own.get("policy") not in (None, inherited.get("policy"))
+    return {name: value for name, value in inherited.items() if not (is_other and name == "options")} | own
 
 
 def _faults(error: ValidationError, name: str) -> Iterator[str]:

@@ -40,7 +40,7 @@ from palimpsest.config.engine import ALIKE, COPIES
 from palimpsest.config.keys import explain, section_of
 from palimpsest.config.reward import JUDGE_PROMPTS, REWARDS, is_criteria_file
 from palimpsest.config.schema import RunConfig
-from palimpsest.config.section import leaves
+from palimpsest.config.section import Strict, leaves
 from palimpsest.config.yaml_text import Dumper, first_line, read, refuse_unwritable
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.files import NoRegularFile, read_regular
@@ -208,8 +208,8 @@ def parse_config(text: str, *, name: str = "config", overrides: Overrides = (), 
     return with_texts(config) if read_files else config
 
 
-def dump_config(config: RunConfig) -> str:
-    """YAML from which `parse_config` makes the same configuration again."""
+def dump_config(config: Strict) -> str:
+    """YAML from which `parse_config` or `load_league` makes the same configuration again."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 

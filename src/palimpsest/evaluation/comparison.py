@@ -105,7 +105,7 @@ def pair(first: Sequence[Sample], second: Sequence[Sample]) -> Pairing:
         problems=len({(one.cell, one.id) for one, _ in pairs}),
         episodes=len(pairs),
         independent=len(set(clusters_of([one for one, _ in pairs]))),
-        difference=_difference(pairs) if pairs else None,
+        difference=difference_of(pairs) if pairs else None,
         flips=_flips(pairs),
         ungraded=len(same) - len(graded),
         only_first=len(ours) - len(both),
@@ -115,7 +115,8 @@ def pair(first: Sequence[Sample], second: Sequence[Sample]) -> Pairing:
     )
 
 
-def _difference(pairs: Sequence[tuple[Sample, Sample]]) -> Difference:
+def difference_of(pairs: Sequence[tuple[Sample, Sample]]) -> Difference:
+    """Second less first, of one or more pairs of graded samples."""
     values = [(one.value or 0.0, two.value or 0.0) for one, two in pairs]
     return paired([one for one, _ in values], [two for _, two in values], clusters_of([one for one, _ in pairs]))
 

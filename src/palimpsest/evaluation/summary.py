@@ -22,7 +22,7 @@ from typing import Any
 from palimpsest.evaluation.sample_log import Cell, Sample
 from palimpsest.evaluation.statistics import Clusters, bootstrap, clustered_wilson, student_interval, wilson
 from palimpsest.events import DocumentTruncated
-from palimpsest.metrics.memory_metrics import EVIDENCE_FIRST, EVIDENCE_LAST
+from palimpsest.metrics.memory_metrics import EVIDENCE_FIRST, EVIDENCE_LAST, folded
 from palimpsest.notes import Note
 from palimpsest.rollout.token_costs import cost_figures
 
@@ -119,6 +119,12 @@ class Score:
     mean: float | None
     low: float | None
     high: float | None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Ends of the interval, which contains the mean (both are rounded); the mean if they are unknown."""
+        mean = self.mean or 0.0
+        return min(mean, mean if self.low is None else self.low), max(mean, mean if self.high is None else self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +243,8 @@ def summarise(
         accuracy=accuracy_of(rows),
         clusters=len(set(clusters_of(graded))),
         interval="wilson" if all(0.0 <= (s.value or 0.0) <= 1.0 for s in graded) else "bootstrap",
-        metrics=_means(s.metrics for s in graded),
-        measures=_means(s.measures for s in rows),
+        metrics=folded((s.metrics for s in graded), fmean),
+        measures=folded((s.measures for s in rows), fmean),
         outcomes=dict(sorted(Counter(s.outcome for s in rows).items())),
         ungraded_reasons=dict(sorted(Counter(s.reason or "" for s in rows if s.value is None).items())),
         lengths=tuple(_length_summary(length, [s for s in rows if s.length == length]) for length in lengths),
@@ -400,11 +406,3 @@ def _problems(rows: Iterable[Sample]) -> int:
 
 def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
-
-
-def _means(rows: Iterable[dict[str, float]]) -> dict[str, float]:
-    columns: dict[str, list[float]] = {}
-    for row in rows:
-        for key, value in row.items():
-            columns.setdefault(key, []).append(value)
-    return {key: fmean(column) for key, column in sorted(columns.items())}

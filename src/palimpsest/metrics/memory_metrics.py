@@ -26,7 +26,7 @@ so they are lower bounds for a model that paraphrases.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -165,3 +165,16 @@ def _evidence(problem: Problem) -> list[str]:
 def mean(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return fmean(present) if present else None
+
+
+def folded(rows: Iterable[Mapping[str, float]], fold: Callable[[list[float]], float]) -> dict[str, float]:
+    """The values that rows have under each name, folded.
+
+    >>> folded([{"b": 1.0}, {"a": 3.0, "b": 5.0}], max)
+    {'a': 3.0, 'b': 5.0}
+    """
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return {name: fold(values[name]) for name in sorted(values)}

@@ -26,7 +26,6 @@ class AxisWords:
     reads: bool
     """True if agents read documents: the report then shows copy fidelity, and cost follows from length."""
     title: str
-    table: str
     trained: str
     """Name of the largest training size."""
     start: str
@@ -87,7 +86,6 @@ DOCUMENTS = AxisWords(
     multiples=True,
     reads=True,
     title="an agent trained at {trained}, tested on longer documents",
-    table="Accuracy by document length",
     trained="training length",
     start="At {size} per document",
     end="At {times}x the training length it is",
@@ -120,7 +118,6 @@ QUESTIONS = AxisWords(
     multiples=False,
     reads=False,
     title="an agent trained on up to {trained} per problem, tested on up to {last}",
-    table="Accuracy by questions per problem",
     trained="most in training",
     start="With {size} per problem",
     end="With {size} it is",
@@ -143,7 +140,6 @@ MOVES = replace(
     one="move",
     many="moves",
     title="an agent trained on games of up to {trained}, tested on up to {last}",
-    table="Score by moves to the goal",
     start="With {size}",
     axis="moves to the goal",
     alt="moves to the goal",

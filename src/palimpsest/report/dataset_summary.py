@@ -96,12 +96,11 @@ def inspect_source(
     *,
     documents: int | None = None,
     limit: int | None = None,
-    seed: int = 0,
 ) -> Inspection:
     """Read `path`, files or generated problems, as an evaluation with these settings does, and summarise. Raises
     DataError."""
     if path in GENERATED and documents is None:
-        drawn = build_source(DataConfig(train_files=str(path)), seed, split="eval").problems(step=0, count=limit or 64)
+        drawn = build_source(DataConfig(train_files=str(path)), 0, split="eval").problems(step=0, count=limit or 64)
         return summarise(drawn, path=str(path), format="generated")
     readers = {file: format_of(file, reading) for file in paths_of(path)}
     names = dict.fromkeys(reader.name for reader in readers.values())
@@ -111,7 +110,7 @@ def inspect_source(
     if documents is None:
         problems = (assemble(record) for record in read_records(path, reading, limit=limit, skipped=skipped))
     else:
-        source = FileSource.open(path, split="eval", documents=documents, limit=limit, seed=seed, reading=reading)
+        source = FileSource.open(path, split="eval", documents=documents, limit=limit, seed=0, reading=reading)
         problems, skipped = source, list(source.skipped)
     inspection = summarise(problems, path=", ".join(map(str, paths_of(path))), format=", ".join(names))
     return replace(inspection, skipped=tuple(skipped), taken=taken)

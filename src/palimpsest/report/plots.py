@@ -36,22 +36,21 @@ STYLES = (
     ("#D55E00", "v"),
     ("#56B4E9", "P"),
 )
+_LINES = ("-", "--", ":", "-.")
 _INK, _FAINT = "#222222", "#8a8a8a"
 
 
-def reward_figure(
-    rewards: Sequence[float], lengths: Sequence[int], *, smooth: int = 5, words: AxisWords = DOCUMENTS
-) -> bytes:
+def reward_figure(rewards: Sequence[float], lengths: Sequence[int], *, words: AxisWords = DOCUMENTS) -> bytes:
     """Mean reward per step, with the sizes of problems in the background if training had several.
 
-    `rewards` and `lengths` are [steps]; the bold line is the mean of the last `smooth` steps at the same length.
+    `rewards` and `lengths` are [steps]; the bold line is the mean of the last five steps at the same length.
     """
     figure, axes = figure_and_axes()
     steps = range(1, len(rewards) + 1)
     if len(set(lengths)) > 1:
         _shade_lengths(axes, lengths, words)
     axes.plot(steps, rewards, color=STYLES[0][0], alpha=0.3, linewidth=1)
-    axes.plot(steps, _averaged(rewards, lengths, smooth), color=STYLES[0][0], linewidth=2.2)
+    axes.plot(steps, _averaged(rewards, lengths), color=STYLES[0][0], linewidth=2.2)
     axes.set_xlim(0.5, len(rewards) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 1.06)
@@ -64,15 +63,11 @@ def reward_figure(
 def accuracy_figure(curves: Lines, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
     """Accuracy against size, logarithmic for multiples, with 95% bands and a mark at the largest training size."""
     figure, axes = figure_and_axes()
-    for label, points, color, marker in _styled(curves):
+    for points, style in _styled(curves):
         x = [p.size for p in points]
-        axes.fill_between(x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0)
-        axes.plot(
-            x, [p.mean for p in points], color=color, marker=marker, markersize=6, linewidth=2, label=_label(label)
-        )
-    axes.set_ylim(-0.03, 1.06)
-    axes.set_ylabel("accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _band(axes, x, points, style)
+        axes.plot(x, [p.mean for p in points], markersize=6, linewidth=2, **style)
+    _accuracy_axis(axes, curves)
     _length_axis(axes, curves, training_length, words)
     _legend(figure)
     return png(figure)
@@ -81,9 +76,9 @@ def accuracy_figure(curves: Lines, *, training_length: int, words: AxisWords = D
 def tokens_figure(curves: Lines, *, training_length: int, words: AxisWords = DOCUMENTS) -> bytes:
     """Tokens processed per episode against its size, both logarithmic for multiples; dotted: exact proportion."""
     figure, axes = figure_and_axes()
-    for label, points, color, marker in _styled(curves):
+    for points, style in _styled(curves):
         x, y = [p.size for p in points if p.mean > 0], [p.mean for p in points if p.mean > 0]
-        axes.plot(x, y, color=color, marker=marker, markersize=6, linewidth=2, label=_label(label))
+        axes.plot(x, y, markersize=6, linewidth=2, **style)
     if not words.multiples:
         axes.set_ylim(bottom=0)
     elif any(p.mean > 0 for points in curves.values() for p in points):
@@ -120,7 +115,7 @@ def figure_and_axes() -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _averaged(rewards: Sequence[float], lengths: Sequence[int], window: int) -> list[float]:
+def _averaged(rewards: Sequence[float], lengths: Sequence[int], window: int = 5) -> list[float]:
     """Trailing mean that restarts when the length changes.
 
     >>> _averaged([0.0, 1.0, 1.0, 0.0], [1, 1, 1, 2], 2)
@@ -152,11 +147,27 @@ def _shade_lengths(axes: Axes, lengths: Sequence[int], words: AxisWords) -> None
         start = index
 
 
-def _styled(curves: Lines) -> Iterator[tuple[str, Sequence[Point], str, str]]:
-    """(Label, points, colour, marker) of the lines with points; the style depends on the place among all lines."""
-    for (label, points), (color, marker) in zip(curves.items(), STYLES, strict=False):
+def _styled(curves: Lines) -> Iterator[tuple[Sequence[Point], dict[str, Any]]]:
+    """Each line with points and its style, which depends on its place among all lines."""
+    for index, (label, points) in enumerate(curves.items()):
+        color, marker = STYLES[index % len(STYLES)]
+        line = _LINES[index // len(STYLES) % len(_LINES)]
         if points:
-            yield label, points, color, marker
+            yield points, {"color": color, "marker": marker, "linestyle": line, "label": _label(label)}
+
+
+def _band(axes: Axes, x: Sequence[float], points: Sequence[Point], style: Mapping[str, str]) -> None:
+    """The intervals of a line."""
+    low, high = [p.low for p in points], [p.high for p in points]
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.13, linewidth=0)
+
+
+def _accuracy_axis(axes: Axes, curves: Lines) -> None:
+    """0 to 100%, or as far as the values of a reward reach."""
+    points = [point for line in curves.values() for point in line]
+    axes.set_ylim(min([-0.03, *(p.low - 0.03 for p in points)]), max([1.06, *(p.high + 0.06 for p in points)]))
+    axes.set_ylabel("accuracy")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 def _length_axis(axes: Axes, curves: Lines, training_length: int, words: AxisWords) -> None:
@@ -214,49 +225,36 @@ def png(figure: Figure) -> bytes:
 
 FORMATS = ("svg", "png")
 _FEW = 8  # lines up to which the legend has two columns
-_LINES = ("-", "--", ":", "-.")
 
 
 def accuracy_by_length(lines: Lines, axis: LengthLabels, form: str) -> bytes:
     """Accuracy of each side at each length, with 95% intervals, as `form` (svg or png)."""
     figure, axes = figure_and_axes()
-    for index, (label, points) in enumerate(lines.items()):
-        color, marker, line = _style(index)
-        x = [point.size for point in points]
-        axes.fill_between(x, [p.low for p in points], [p.high for p in points], color=color, alpha=0.13, linewidth=0)
-        axes.errorbar(
-            x,
-            [point.mean for point in points],
-            yerr=[[p.mean - p.low for p in points], [p.high - p.mean for p in points]],
-            color=color,
-            marker=marker,
-            linestyle=line,
-            linewidth=2,
-            elinewidth=0.8,
-            label=_label(label),
-        )
+    for points, style in _styled(lines):
+        x, y = [p.size for p in points], [p.mean for p in points]
+        _band(axes, x, points, style)
+        ends = [[p.mean - p.low for p in points], [p.high - p.mean for p in points]]
+        axes.errorbar(x, y, yerr=ends, linewidth=2, elinewidth=0.8, **style)
     if axis.multiplies:
         axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(list(axis.names)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _label(axis.names.get(x, ""))))
     axes.set_xlabel(_label(axis.label))
-    _finish(figure, axes, len(lines))
+    _finish(figure, axes, lines)
     return _written(figure, form)
 
 
 def accuracy_by_cost(lines: Lines, form: str) -> bytes:
     """Accuracy of each side against tokens processed per problem, one point per length, as `form`."""
     figure, axes = figure_and_axes()
-    for index, (label, points) in enumerate(lines.items()):
-        color, marker, line = _style(index)
+    for points, style in _styled(lines):
         measured = [point for point in points if point.tokens > 0]
-        x, y = [point.tokens for point in measured], [point.mean for point in measured]
-        axes.plot(x, y, color=color, marker=marker, linestyle=line, linewidth=1, label=_label(label))
+        axes.plot([point.tokens for point in measured], [point.mean for point in measured], linewidth=1, **style)
     if any(point.tokens > 0 for points in lines.values() for point in points):
         axes.set_xscale("log")
     axes.set_xlabel("tokens processed per problem: prompts and replies of all calls")
-    _finish(figure, axes, len(lines))
+    _finish(figure, axes, lines)
     return _written(figure, form)
 
 
@@ -265,20 +263,13 @@ def _label(name: str) -> str:
     return printable(name).replace("$", r"\$")
 
 
-def _style(index: int) -> tuple[str, str, str]:
-    color, marker = STYLES[index % len(STYLES)]
-    return color, marker, _LINES[index // len(STYLES) % len(_LINES)]
-
-
-def _finish(figure: Figure, axes: Axes, lines: int) -> None:
-    axes.set_ylim(-0.03, 1.06)
-    axes.set_ylabel("accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+def _finish(figure: Figure, axes: Axes, lines: Lines) -> None:
+    _accuracy_axis(axes, lines)
     if lines:
-        columns = 2 if lines <= _FEW else 3
+        columns = 2 if len(lines) <= _FEW else 3
         width, height = figure.get_size_inches()
-        figure.set_size_inches(width, height + 0.18 * math.ceil(lines / columns))  # room for the legend above
-        _legend(figure, columns, 8.5 if lines <= _FEW else 7)
+        figure.set_size_inches(width, height + 0.18 * math.ceil(len(lines) / columns))  # room for the legend above
+        _legend(figure, columns, 8.5 if len(lines) <= _FEW else 7)
 
 
 def _written(figure: Figure, form: str) -> bytes:
@@ -345,17 +336,17 @@ _PANELS = (
 )
 
 
-def training_figures(rows: Sequence[Mapping[str, Any]], *, smooth: int = 5) -> list[dict[str, Any]]:
+def training_figures(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Figures (name, png, caption, alt) of prunes, context size and tokens, for each that isn't 0 in all `rows`.
 
-    `rows`: lines of metrics.jsonl with their `step`; bold lines are the mean of the last `smooth` values.
+    `rows`: lines of metrics.jsonl with their `step`; bold lines are the mean of the last five values.
     """
     figures = []
     for panel in _PANELS:
         lines = {label: _points(rows, key) for key, label in panel.lines.items()}
         if any(value for points in lines.values() for _, value in points):
             alt = f"{panel.label} over training steps"
-            image = _drawn(panel, {label: points for label, points in lines.items() if points}, smooth)
+            image = _drawn(panel, {label: points for label, points in lines.items() if points})
             figures.append({"name": panel.name, "png": image, "caption": panel.caption, "alt": alt})
     return figures
 
@@ -370,12 +361,12 @@ def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, fl
     return [(step, float(value)) for step, value in numbered if value is not None and is_number(value)]
 
 
-def _drawn(panel: _Panel, lines: Mapping[str, Sequence[tuple[float, float]]], smooth: int) -> bytes:
+def _drawn(panel: _Panel, lines: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
     figure, axes = figure_and_axes()
     for (label, points), (color, _) in zip(lines.items(), STYLES, strict=False):
         steps, values = [step for step, _ in points], [value for _, value in points]
         axes.plot(steps, values, color=color, alpha=0.3, linewidth=1)
-        axes.plot(steps, _averaged(values, [0] * len(values), smooth), color=color, linewidth=2.2, label=label)
+        axes.plot(steps, _averaged(values, [0] * len(values)), color=color, linewidth=2.2, label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("training step (rollout batch)")
     axes.set_ylabel(panel.label)

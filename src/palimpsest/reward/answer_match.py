@@ -12,8 +12,8 @@ question is invalid.", an annotators' note. The grader skips such a question; a 
 ungraded. `invalid_golds: gold` takes the note as the gold, as the published code does.
 
 Guaranteed: a blank answer is never right; words are compared whole ("no" is not in "Norway"), in scripts without spaces
-approximately (text/answer_normalization.py); every graded trajectory has all of `METRICS` in its breakdown; the best
-gold counts (`fraction`: the share of golds the answer contains), or the mean if each is wanted (the points of a
+approximately (text/answer_normalization.py); every graded trajectory has all metrics of `measure` in its breakdown; the
+best gold counts (`fraction`: the share of golds the answer contains), or the mean if each is wanted (the points of a
 rubric); a problem with `every_gold` needs all of them in a list. A missing answer to an episode or a question is worth
 0.0 without a call to the judge. A lost episode (`not outcome.gradable`) or a failed judge leaves the episode ungraded,
 with the reason, never at zero. The judge sees the answer, never the text around it.
@@ -177,21 +177,6 @@ def string_match_part(reply: str, golds: Sequence[str]) -> float:
 
 
 # ---- Grades from string comparison ---------------------------------------------------------------------------
-
-
-METRICS = (
-    "boxed",  # the last box equals a gold, normalized
-    "boxed_strict",  # MemAgent's training reward
-    "em",  # as boxed, but "the answer is" counts too
-    "f1",
-    "sub_em",  # the answer contains a gold
-    "sub_em_reverse",  # a gold contains the answer
-    "sub_em_either",  # MemAgent's evaluation
-    "fraction",  # share of golds in the answer
-    "string_match_all",  # RULER's: share of golds in the whole reply
-    "string_match_part",  # RULER's: the whole reply contains a gold
-    "answered",  # the extraction found an answer
-)
 
 
 @dataclass(frozen=True, slots=True)

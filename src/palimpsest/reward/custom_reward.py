@@ -163,7 +163,7 @@ _REASON_CHARS, _MESSAGE_CHARS = 500, 250
 
 @dataclass(frozen=True, slots=True)
 class CustomReward:
-    """A user's reward as a grader. A breakdown has all of `METRICS`, if there is a gold, and the user's entries."""
+    """A user's reward as a grader. A breakdown has all metrics of `measure`, if there is a gold, and the user's."""
 
     name: str
     caller: Caller

@@ -10,9 +10,9 @@ its turns. A turn is recognised whole, or with parts cut out, as after a prune t
 Guaranteed (except for `final="all"`): every sampled token is trained in exactly one segment, and there `token_ids` up
 to it is the very context it was sampled in. Aborted completions count like any other. The cost is linear in the tokens
 of the turns. No header length and no template token is assumed; surviving turns are found in order, each once.
-Not covered: a turn that extends an older segment than the last, which opens a new one (its `parent` states the shared
-prefix); texts with different ids share nothing. Agents whose prompts have no common end (nothing is found); identity
-among equal turns after a deletion (the first is used: the same ids, perhaps other log-probabilities).
+Not covered: a turn that extends an older segment than the last, which opens a new one. Agents whose prompts have no
+common end (nothing is found); identity among equal turns after a deletion (the first is used: the same ids, perhaps
+other log-probabilities).
 
 Axes: P prompt tokens, T tokens of a segment.
 """
@@ -20,7 +20,7 @@ Axes: P prompt tokens, T tokens of a segment.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import pairwise, takewhile
 from typing import Literal
@@ -101,7 +101,6 @@ def _shortened(text: Tokens, sampled: Tokens) -> list[tuple[int, int]]:
 # ---- Segments of a trajectory --------------------------------------------------------------------------------
 
 
-_BLOCK = 128  # tokens compared at once, at C speed, before looking for the exact place of a difference
 FinalSegment = Literal["new_only", "all"]
 
 
@@ -124,11 +123,8 @@ def segments_of(trajectory: Trajectory, final: FinalSegment = "new_only") -> tup
     ((1, 2, 3, 4, 5, 6), (-1, -1, 0, -1, 1, 1))
     >>> second.token_ids, second.sampled
     ((1, 9, 7), (SampledSpan(start=2, end=3, turn=2),))
-    >>> second.parent, second.shared_length
-    (0, 1)
     """
-    prefixes = _PrefixTree()
-    segments = [_segment(run, number, prefixes) for number, run in enumerate(_runs(trajectory.turns))]
+    segments = list(map(_segment, _runs(trajectory.turns)))
     if final == "all" and len(segments) > 1:
         segments[-1] = _trained_again(segments[-1], trajectory.turns)
     return tuple(segments)
@@ -161,7 +157,7 @@ def _extends(prompt_ids: Tokens, previous: Turn) -> bool:
     return prompt_ids[: len(before)] == before
 
 
-def _segment(run: list[tuple[int, Turn]], number: int, prefixes: _PrefixTree) -> Segment:
+def _segment(run: list[tuple[int, Turn]]) -> Segment:
     last = run[-1][1]
     token_ids = last.prompt_ids + last.completion.token_ids
     sampled: list[SampledSpan] = []
@@ -172,58 +168,4 @@ def _segment(run: list[tuple[int, Turn]], number: int, prefixes: _PrefixTree) ->
             raise ValueError(f"turn {index}: {size} tokens, {len(added)} log-probabilities")
         sampled.append(SampledSpan(start, start + size, index))
         logprobs += added
-    return Segment(token_ids, tuple(sampled), logprobs, *prefixes.insert(token_ids, number))
-
-
-@dataclass(slots=True)
-class _Edge:
-    """Tokens [start, end) of segment `owner`, the earliest whose path from the root includes this edge."""
-
-    tokens: Tokens
-    owner: int
-    start: int
-    end: int
-    children: dict[int, _Edge] = field(default_factory=dict)
-
-
-class _PrefixTree:
-    """A radix tree over the segments so far: an insertion costs its shared length, regardless of their number."""
-
-    def __init__(self) -> None:
-        self._root = _Edge((), -1, 0, 0)
-
-    def insert(self, tokens: Tokens, owner: int) -> tuple[int | None, int]:
-        """Add `tokens`; returns the earliest owner of their longest known prefix, or None, and its length."""
-        node, depth, nearest = self._root, 0, None
-        while depth < len(tokens):
-            child = node.children.get(tokens[depth])
-            if child is None:
-                node.children[tokens[depth]] = _Edge(tokens, owner, depth, len(tokens))
-                break
-            depth = first_difference(child.tokens, tokens, depth, min(child.end, len(tokens)))
-            nearest = child.owner
-            if depth < min(child.end, len(tokens)):
-                child = _split(node, child, depth)
-            node = child
-        return nearest, depth
-
-
-def _split(node: _Edge, child: _Edge, depth: int) -> _Edge:
-    upper = _Edge(child.tokens, child.owner, child.start, depth, {child.tokens[depth]: child})
-    node.children[child.tokens[child.start]] = upper
-    child.start = depth
-    return upper
-
-
-def first_difference(left: Tokens, right: Tokens, start: int, stop: int) -> int:
-    """The first index in [start, stop) where the two differ, otherwise `stop`.
-
-    >>> first_difference((1, 2, 3), (1, 2, 4), 0, 3), first_difference((1, 2), (1, 2), 0, 2)
-    (2, 2)
-    """
-    while start < stop:
-        end = min(start + _BLOCK, stop)
-        if left[start:end] != right[start:end]:
-            return next(index for index in range(start, end) if left[index] != right[index])
-        start = end
-    return stop
+    return Segment(token_ids, tuple(sampled), logprobs)

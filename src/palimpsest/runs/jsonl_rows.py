@@ -67,10 +67,10 @@ def read_lines(file: str | Path) -> list[RowLine]:
         return []
 
 
-def lines_of(data: bytes, *, sealed: bool = False) -> list[RowLine]:
-    """Lines in a part of a file; `sealed`: earlier rows have checksums, so these must have them too."""
+def lines_of(data: bytes) -> list[RowLine]:
+    """Lines in a part of a file; if one row has a checksum, all must have one."""
     lines = [(line, _object(line)) for line in BytesIO(data)]
-    sealed = sealed or any(row is not None and CHECKSUM in row for _, row in lines)
+    sealed = any(row is not None and CHECKSUM in row for _, row in lines)
     return [RowLine(line, _checked(row, sealed)) for line, row in lines]
 
 

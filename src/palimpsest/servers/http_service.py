@@ -261,14 +261,13 @@ class Server(uvicorn.Server):
         taken: socket.socket,
         *,
         grace_seconds: int = GRACE_SECONDS,
-        on_exit: Callable[[], None] | None = None,
     ) -> None:
-        """The first signal calls `on_exit`. Raises ConfigError for an address in use."""
+        """Raises ConfigError for an address in use."""
         host, port = taken.getsockname()[:2]
         with _refused_address(host, port):
             taken.listen(1024)
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        self._taken, self._on_exit = taken, on_exit
+        self._taken = taken
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,
@@ -298,8 +297,6 @@ class Server(uvicorn.Server):
         if self.should_exit:
             end_at_once(sig)
         self.should_exit = True
-        if self._on_exit is not None:
-            self._on_exit()
 
 
 @contextlib.contextmanager

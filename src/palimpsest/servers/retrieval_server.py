@@ -137,6 +137,9 @@ class RetrievalLimits:
     cache_bytes: int = 64 << 20
 
 
+_USUAL_TOPK = 5  # without one in the request
+
+
 class RetrieveRequest(BaseModel):
     """Body of /retrieve. Unknown keys are ignored, as in the original."""
 
@@ -150,12 +153,10 @@ class RetrieveRequest(BaseModel):
 class RetrievalService:
     """The routes and their state. For one event loop."""
 
-    def __init__(
-        self, index: Index, *, token: str | None = None, limits: RetrievalLimits | None = None, topk: int = 5
-    ) -> None:
-        self.limits = limits or RetrievalLimits()
+    def __init__(self, index: Index, *, token: str | None = None) -> None:
+        self.limits = RetrievalLimits()
         self.cache = BytesCache(self.limits.cache_entries, self.limits.cache_bytes)
-        self._index, self._topk = index, topk
+        self._index = index
         self._guard = RequestGuard(token)
         self._intake = Intake(self.limits.bodies_bytes)
         self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="search")
@@ -186,7 +187,7 @@ class RetrievalService:
             advice="send fewer queries at a time",
         )
         ask = self._parse(body)
-        topk = ask.topk or min(self._topk, self.limits.topk)
+        topk = ask.topk or _USUAL_TOPK
         answers = {query: self.cache.get((query, topk, ask.return_scores)) for query in ask.queries}
         missing = [query for query, answer in answers.items() if answer is None]
         if missing:

@@ -20,7 +20,6 @@ Not covered: environments that answer the same actions differently; a method tha
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,10 +75,6 @@ class EnvironmentLost(Exception):
     def __init__(self, message: str, where: str = "") -> None:
         super().__init__(message)
         self.where = where
-
-
-class EnvironmentTimeout(EnvironmentLost):
-    """An environment did not answer in time."""
 
 
 # ---- An environment of an episode ----------------------------------------------------------------------------
@@ -181,11 +175,10 @@ class EpisodeEnvironment:
                 made, error = await running
         finally:
             running.cancel()
-        if isinstance(error, EnvironmentTimeout):
+        if isinstance(error, EnvironmentLost):
             raise error
         if error is not None:
-            said = f"{method.__name__}: {type(error).__name__}: {_message(error)}"
-            raise EnvironmentLost(said, raised_at(error)) from error
+            raise EnvironmentLost(f"{method.__name__}: {plugins.error_text(error)}", raised_at(error)) from error
         return made
 
     async def _made(self, method: Callable[..., Any], arguments: Sequence[Any]) -> Made:
@@ -197,7 +190,7 @@ class EpisodeEnvironment:
             async with limit:
                 return await call(method, arguments)
         except TimeoutError:
-            return None, EnvironmentTimeout(f"{method.__name__} gave no answer within {timeout_s:g} s")
+            return None, EnvironmentLost(f"{method.__name__} gave no answer within {timeout_s:g} s")
 
 
 async def _awaited(method: Callable[..., Awaitable[Any]], arguments: Sequence[Any]) -> Made:
@@ -233,13 +226,6 @@ async def _threaded(method: Callable[..., Any], arguments: Sequence[Any]) -> Mad
     return await future
 
 
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  user code raises anything
-        return "no message"
-
-
 def _checked(made: Any) -> Step:
     """
     >>> _checked(("A hall.", 1, False))
@@ -263,7 +249,6 @@ def _checked(made: Any) -> Step:
 
 
 def _number(name: str, value: Any) -> float:
-    with suppress(OverflowError, TypeError, ValueError):
-        if isinstance(value, Real) and math.isfinite(number := float(value)):
-            return number
-    raise EnvironmentLost(f"step returned {name}={value!r:.60}, which must be a finite number")
+    if not plugins.finite(value):
+        raise EnvironmentLost(f"step returned {name}={value!r:.60}, which must be a finite number")
+    return float(value)

@@ -37,7 +37,7 @@ _TRACE = re.compile(r"\[[^]]+\]\n?")  # as TextWorld removes it
 _STATUS = re.compile(r"\s*>\s+-= [^\n]* =-\s*-?\d+/\d+\s*$")
 
 
-def settings(family: str, difficulty: int) -> dict[str, Any]:
+def settings(family: str, difficulty: int, seed: int) -> dict[str, Any]:
     """Settings of a TextWorld challenge.
 
     notes (ours): a note in the first room names one of several things in the last room, `difficulty` moves away;
@@ -47,7 +47,7 @@ def settings(family: str, difficulty: int) -> dict[str, Any]:
     if family == "cooking":
         chores = {"open": True, "cook": difficulty > 1, "cut": difficulty > 2, "drop": difficulty > 4}
         rooms = {"go": _ROOMS[difficulty - 1], "take": (difficulty + 1) // 2, "recipe": difficulty}
-        return {**chores, **rooms, "recipe_seed": 0, "split": None}
+        return {**chores, **rooms, "recipe_seed": seed, "split": None}
     return {"level": 100 + difficulty if family == "coins" else difficulty}
 
 
@@ -64,10 +64,7 @@ def make(path: str, family: str, difficulty: int, seed: int) -> dict[str, Any]:
         game, walkthrough = notes_game(options, difficulty, random.Random(seed))
         objective = "Take what the note names."
     else:
-        values = settings(family, difficulty)
-        if family == "cooking":
-            values["recipe_seed"] = seed
-        game = CHALLENGES[FAMILIES[family]][1](values, options)
+        game = CHALLENGES[FAMILIES[family]][1](settings(family, difficulty, seed), options)
         objective, walkthrough = game.objective, list(game.walkthrough)
     compile_game(game, options)
     Path(path).with_suffix(".ni").unlink(missing_ok=True)

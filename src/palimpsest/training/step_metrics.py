@@ -9,7 +9,7 @@ Not covered: kinds of errors beyond `KINDS`, which count only in `tool_errors`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from statistics import fmean, pstdev
 from typing import Any
@@ -18,7 +18,7 @@ from palimpsest.config.schema import CreditConfig
 from palimpsest.credit.assign import build_rule, has_signal
 from palimpsest.engines.protocol import SamplerStats, StepBatch, UpdateStats
 from palimpsest.events import DocumentTruncated, Pruned, PruneRefused, ToolCalled, ToolFailed, of_type
-from palimpsest.metrics.memory_metrics import mean, memory_metrics
+from palimpsest.metrics.memory_metrics import folded, mean, memory_metrics
 from palimpsest.metrics.reading_trace import GroupTexts
 from palimpsest.rollout.segments import segments_of
 from palimpsest.rollout.token_costs import ReuseCost, token_costs
@@ -195,15 +195,15 @@ def credit_metrics(batches: Sequence[StepBatch]) -> Metrics:
     >>> [metrics[name] for name in ("credit/reward_mean", "credit/sampled_tokens", "tokens/trained_share")]
     [0.5, 8.0, 0.75]
     """
-    folded = {
-        **_folded([batch.counts for batch in batches], sum),
-        **_folded([batch.means for batch in batches], fmean),
-        **_folded([batch.maxima for batch in batches], max),
-        **_folded([batch.minima for batch in batches], min),
+    values = {
+        **folded([batch.counts for batch in batches], sum),
+        **folded([batch.means for batch in batches], fmean),
+        **folded([batch.maxima for batch in batches], max),
+        **folded([batch.minima for batch in batches], min),
     }
-    metrics = {f"credit/{name}": folded[name] for name in sorted(folded)}
-    if sampled := folded.get("sampled_tokens"):
-        metrics["tokens/trained_share"] = 1 - folded["untrained_tokens"] / sampled
+    metrics = {f"credit/{name}": values[name] for name in sorted(values)}
+    if sampled := values.get("sampled_tokens"):
+        metrics["tokens/trained_share"] = 1 - values["untrained_tokens"] / sampled
     return metrics
 
 
@@ -231,29 +231,21 @@ def learner_metrics(updates: Sequence[UpdateStats]) -> tuple[Metrics, Metrics]:
         "physical_tokens": float(sum(update.physical_tokens for update in updates)),
         "reuse": fmean(update.reuse for update in updates),
     }
-    sums = _folded([update.token_sums for update in updates], sum)
+    sums = folded([update.token_sums for update in updates], sum)
     policy |= {name: value / (tokens or 1) for name, value in sums.items()}
-    policy |= {f"{name}_max": value for name, value in _folded([update.maxima for update in updates], max).items()}
+    policy |= {f"{name}_max": value for name, value in folded([update.maxima for update in updates], max).items()}
     optim: dict[str, float | None] = {
         "learning_rate": mean(update.learning_rate for update in updates),
         "grad_norm": mean(update.grad_norm for update in updates),
         "grad_skipped": fmean(update.skipped for update in updates),
         "grad_skipped_total": fmean(update.skipped_total for update in updates),
-        **_folded([update.extra for update in updates], fmean),
+        **folded([update.extra for update in updates], fmean),
     }
     metrics = {f"policy/{name}": policy[name] for name in sorted(policy)}
     metrics |= {n if "/" in n else f"optim/{n}": value for n, value in sorted(optim.items()) if value is not None}
     speed = fmean(update.logical_tokens / update.seconds if update.seconds else 0.0 for update in updates)
     seconds = sum(update.seconds for update in updates)
     return metrics, {"policy/learner_s": seconds, "policy/learner_tokens_per_s": speed}
-
-
-def _folded(columns: Iterable[Mapping[str, float]], fold: Callable[[list[float]], float]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for column in columns:
-        for name, value in column.items():
-            values.setdefault(name, []).append(value)
-    return {name: fold(series) for name, series in values.items()}
 
 
 def rates(before: SamplerStats, after: SamplerStats, seconds: float) -> Metrics:

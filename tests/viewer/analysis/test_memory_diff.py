@@ -19,7 +19,7 @@ from palimpsest.viewer.analysis.memory_diff import (
     memory_diff,
 )
 from palimpsest.viewer.analysis.token_words import Spelling
-from support.views import LETTERS, texts, words
+from support.views import LETTERS, applied, texts, words
 
 SEQUENCES = st.lists(st.integers(0, 6), max_size=40)
 
@@ -151,7 +151,7 @@ def test_a_difference_applied_to_the_memory_before_is_the_memory_after(
     before: str, after: str, section: str, recalled: str, question: str
 ) -> None:
     result = diff(before, after, section=section, recalled=recalled, question=question)
-    assert result.applied(LETTERS.encode(before)) == tuple(LETTERS.encode(after))
+    assert applied(result, LETTERS.encode(before)) == tuple(LETTERS.encode(after))
 
 
 @given(before=texts(), after=texts(), section=texts(), lost=st.integers(0, 8))

@@ -17,7 +17,7 @@ from palimpsest.viewer.analysis.word_origins import blame
 from palimpsest.viewer.screens.episode_screen import episode_view
 from palimpsest.viewer.screens.group_screen import Opened
 from palimpsest.viewer.screens.turn_screen import turn_view
-from support.views import LETTERS, episodes, opened, read, reading, texts
+from support.views import LETTERS, applied, episodes, opened, read, reading, texts
 
 ROME, BO, TEA = "Ann lives in Rome.", "Bo is old.", "Cy drinks tea."
 OSLO = "Ann lives in Oslo."
@@ -121,7 +121,7 @@ def test_unfounded_words_are_those_whose_origin_is_nowhere(turns: list[tuple[str
         blamed = {word: one.turn for one in invented for word in range(*one.words)}
         assert dict(opened.unfounded(0).words(number)) == blamed
         diff, since = opened.unfounded(0).marked(number)
-        assert diff.applied(step.before.ids) == step.after.ids
+        assert applied(diff, step.before.ids) == step.after.ids
         marked = [piece for piece, turn in zip(diff.pieces, since, strict=True) if turn is not None]
         earlier = {word for word, turn in blamed.items() if turn < step.turn}
         assert {word for piece in marked for word in range(*piece.words)} <= earlier

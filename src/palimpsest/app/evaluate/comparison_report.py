@@ -21,7 +21,6 @@ from palimpsest.app.evaluate.run_comparison import Comparison
 from palimpsest.config.load import split_overrides
 from palimpsest.errors import ConfigError, RunError
 from palimpsest.evaluation.sample_log import IDENTITY, Cell, write_json
-from palimpsest.evaluation.summary import Score
 from palimpsest.report.axis_labels import LengthLabels, Lines, Point
 from palimpsest.report.page import embedded, page
 from palimpsest.runs.run_folder import CONFIG
@@ -74,9 +73,8 @@ def _lines(comparison: Comparison) -> tuple[Lines, LengthLabels]:
     for cell, sides in comparison.figures.items():
         for name, figures in sides.items():
             label = name if len(tasks) == 1 else f"{name}: {comparison.task(cell)}"
-            mean, low, high = _ends(figures.accuracy)
-            if mean is not None:
-                point = Point(places[cell], mean, low, high, figures.tokens_per_document)
+            if (mean := figures.accuracy.mean) is not None:
+                point = Point(places[cell], mean, *figures.accuracy.ends, figures.tokens_per_document)
                 lines.setdefault(label, []).append(point)
     return lines, axis
 
@@ -95,10 +93,6 @@ def _seed_lines(comparison: Comparison, places: Mapping[Cell, float]) -> Lines:
         point = Point(places[band.cell], band.mean, band.low, band.high, tokens)
         lines.setdefault(f"{comparison.task(band.cell)}, {len(band.sides)} seeds", []).append(point)
     return lines
-
-
-def _ends(score: Score) -> tuple[float | None, float, float]:
-    return score.mean, score.low or 0.0, 1.0 if score.high is None else score.high
 
 
 def _page(comparison: Comparison) -> str:
@@ -120,13 +114,13 @@ def _page(comparison: Comparison) -> str:
         },
     ]
     columns = [name for name in comparison.table.columns if name]
+    rows = [[visible(_text(row.get(name))) for name in ("", *columns)] for row in comparison.table]
     return page(
         "compare.html.j2",
         title=f"Comparison of {', '.join(visible(side.name) for side in comparison.sides)}",
         lead="Differences are to the first side, over problems that both graded.",
         facts=[(visible(side.name), visible(str(side.folder))) for side in comparison.sides],
-        columns=columns,
-        rows=[[visible(_text(row.get(name))) for name in ("", *columns)] for row in comparison.table],
+        sections=[{"title": "Figures", "table": {"columns": ["", *columns], "rows": rows}}],
         notes=[visible(note) for note in comparison.notes],
         figures=embedded(figures),
         flips=_flips(comparison),

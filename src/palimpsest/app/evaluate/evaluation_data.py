@@ -42,11 +42,11 @@ DRAWN_PROBLEMS = 64
 """Problems per length of generated data without `limit`."""
 
 
-def split_data(data: Data | None, called: str = "palimpsest.evaluate") -> tuple[Sources | None, list[Problem] | None]:
-    """(sources to read, given problems): one of them, or neither. Raises ConfigError or DataError naming `called`."""
+def split_data(data: Data | None) -> tuple[Sources | None, list[Problem] | None]:
+    """(sources to read, given problems): one of them, or neither. Raises ConfigError or DataError."""
     if data is None or isinstance(data, str | os.PathLike):
         return None if data is None else os.fspath(data), None
-    rows = problems_of(data, f"{called}(data=...)")
+    rows = problems_of(data, "palimpsest.evaluate(data=...)")
     files = [os.fspath(item) for item in rows.items if isinstance(item, str | os.PathLike)]
     if files and len(files) == len(rows):
         return tuple(files), None

@@ -175,7 +175,7 @@ class Comparison(SideBySide):
                 for side in self.sides
             ],
             "differs": {key: list(values) for key, values in self.differs.items()},
-            "cells": [self._cell_json(cell, flips) for cell in self.cells],
+            "cells": [self._cell_json(cell) for cell in self.cells],
             "pairs": [
                 {"first": self.sides[0].name, "second": name, **pairing.to_json(flips)}
                 for name, pairing in self.pairings.items()
@@ -184,7 +184,7 @@ class Comparison(SideBySide):
             "notes": [note.to_json() for note in self.notes],
         }
 
-    def _cell_json(self, cell: Cell, flips: int | None) -> dict[str, Any]:
+    def _cell_json(self, cell: Cell) -> dict[str, Any]:
         pairs = self.cell_pairings.get(cell, {})
         return {
             **asdict(cell),

@@ -9,7 +9,7 @@ from typing import Any
 from palimpsest import files
 from palimpsest.app.league.league_files import SetSize
 from palimpsest.app.league.league_table import LeagueTable, MethodRow
-from palimpsest.config.league import dump_league
+from palimpsest.config.load import dump_config
 from palimpsest.evaluation.sample_log import write_json
 from palimpsest.evaluation.summary import Score
 from palimpsest.provenance import MADE_WITH, facts, provenance
@@ -47,7 +47,8 @@ def shown(found: Score) -> str:
     """
     if found.mean is None:
         return "–"
-    return f"{100 * found.mean:.1f} [{100 * (found.low or 0.0):.0f}, {100 * (found.high or 0.0):.0f}]"
+    ends = "" if found.low is None else f" [{', '.join(f'{100 * end:.0f}' for end in found.ends)}]"
+    return f"{100 * found.mean:.1f}{ends}"
 
 
 def _cell(row: MethodRow, cell: SetSize) -> str:
@@ -106,7 +107,7 @@ def _page(table: LeagueTable) -> str:
             for folder in row.folders
         ],
         facts=facts(provenance()),
-        config=visible(dump_league(table.league)),
+        config=visible(dump_config(table.league)),
     )
 
 
@@ -129,7 +130,7 @@ def _figures(table: LeagueTable) -> Iterator[dict[str, Any]]:
         lines = {}
         for row in table.rows:
             found = [(size, row.accuracy(each)) for size, each in zip(sizes, cells, strict=True)]
-            points = [Point(size, s.mean, s.low or 0.0, s.high or 0.0) for size, s in found if s.mean is not None]
+            points = [Point(size, s.mean, *s.ends) for size, s in found if s.mean is not None]
             if points and (row.trained or not row.method.train):
                 lines[row.name] = points
         if lines:

@@ -37,7 +37,7 @@ from palimpsest.app.train.run_handle import Run
 from palimpsest.app.train.supervised_training import check_lessons
 from palimpsest.app.train.training_run import train
 from palimpsest.app.worker_processes import Say, run_process, serve_parent
-from palimpsest.config.league import LeagueConfig, MethodConfig, dump_league, load_league
+from palimpsest.config.league import LeagueConfig, MethodConfig, load_league
 from palimpsest.config.load import Overrides, dump_config
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import leaves
@@ -86,7 +86,7 @@ async def league_async(
     for note in (*(note for published in work.protocols for note in published.notes), *work.notes()):
         shown.message(note)
     with _locked(folder):
-        files.write_file(folder / LEAGUE, dump_league(config).encode())
+        files.write_file(folder / LEAGUE, dump_config(config).encode())
         await work.play(shown)
         table = work.table()
         write_league(table, folder)
@@ -362,19 +362,18 @@ def _work(say: Say, out: str, name: str, seed: str, trained: str) -> None:
         if not run.finished:
             raise RunError("the training was interrupted; run the same league again")
         model = str(run.folder)
-    data = list(league.data) if isinstance(league.data, tuple) else league.data
     for one in evaluations:
         one.record.parent.mkdir(parents=True, exist_ok=True)
         files.write_file(one.record, one.depends_on)
         evaluate(
             model,
-            one.published.folder if one.published else data,
+            one.published.folder if one.published else league.data,
             recipe=None if of_training and one.published is None else one.config,
             overrides=[]
             if of_training or method.base_url or league.gpus == 1
             else layout_on(league.gpus, None, key="gpus"),
-            chunks=list(league.chunks) if league.synthetic else None,
-            documents=list(league.documents) or None,
+            chunks=league.chunks if league.synthetic else None,
+            documents=league.documents or None,
             limit=league.problems,
             baselines=False,
             seed=number,

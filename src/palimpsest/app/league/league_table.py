@@ -26,9 +26,10 @@ from typing import Any
 from palimpsest.app.league.league_files import ProtocolFiles, SetSize, held_out_sets
 from palimpsest.config.league import UNTRAINED, LeagueConfig, MethodConfig
 from palimpsest.config.schema import RunConfig
+from palimpsest.evaluation.comparison import difference_of
 from palimpsest.evaluation.sample_log import SUMMARY, Cell, Sample, read_log, read_object
-from palimpsest.evaluation.statistics import Difference, holm, paired, student_interval, student_p
-from palimpsest.evaluation.summary import Score, accuracy_of, clusters_of, mean_of, over_seeds, question_hash
+from palimpsest.evaluation.statistics import Difference, holm, student_interval, student_p
+from palimpsest.evaluation.summary import Score, accuracy_of, mean_of, over_seeds, question_hash
 from palimpsest.memory.registry import build_policy
 from palimpsest.runs.jsonl_rows import read_rows
 from palimpsest.runs.resume_rules import COMPUTED
@@ -140,12 +141,11 @@ def difference(row: MethodRow, reference: MethodRow, families: Sequence[str]) ->
     drawn = [pair for each in pairs.values() for pair in each]
     if not drawn:
         return None
-    first, second = ([each[side].value or 0.0 for each in drawn] for side in (0, 1))
-    pooled = paired(first, second, clusters_of([one for one, _ in drawn]))
+    pooled = difference_of(drawn)
     means = [fmean((two.value or 0.0) - (one.value or 0.0) for one, two in each) for each in pairs.values() if each]
     if len(means) < 2:
         return pooled
-    most = max(1.0, *(abs(b - a) for a, b in zip(first, second, strict=True)))  # beyond 1 for some rewards
+    most = max(1.0, *(abs((two.value or 0.0) - (one.value or 0.0)) for one, two in drawn))  # beyond 1 for some rewards
     low, high = student_interval(means)
     return replace(
         pooled,

@@ -202,8 +202,8 @@ def _evaluation_plots(results: Results) -> list[dict[str, Any]]:
     accuracy, tokens = dict[str, list[Point]](), dict[str, list[Point]]()
     for name, row in results.cells.items():
         cells = [(results.grid.size(point), cell) for point, cell in sorted(row.items())]
-        graded = [_accuracy(size, mean, cell) for size, cell in cells if (mean := cell.accuracy.mean) is not None]
-        accuracy[results.label(name)] = graded
+        graded = [(size, cell.accuracy) for size, cell in cells if cell.accuracy.mean is not None]
+        accuracy[results.label(name)] = [Point(size, score.mean or 0.0, *score.ends) for size, score in graded]
         same = words.reads and name == f"{results.grid.agent}_before"  # it reads as much as the trained agent
         costs = [(size, cell.tokens_per_document) for size, cell in cells if not same]
         tokens[results.label(name)] = [Point(size, cost, cost, cost) for size, cost in costs]
@@ -213,11 +213,6 @@ def _evaluation_plots(results: Results) -> list[dict[str, Any]]:
     image = tokens_figure(tokens, training_length=results.trained, words=words)
     alt = f"tokens against {words.alt}"
     return [*figures, {"name": "tokens", "png": image, "caption": words.cost_caption, "alt": alt}]
-
-
-def _accuracy(size: int, mean: float, cell: EvalSummary) -> Point:
-    low, high = (mean if bound is None else bound for bound in (cell.accuracy.low, cell.accuracy.high))
-    return Point(size, mean, low, high)
 
 
 # ---- Summaries -----------------------------------------------------------------------------------------------

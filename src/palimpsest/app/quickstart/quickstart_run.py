@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.agents.roles import open_roles
-from palimpsest.app.config_resolution import QUICKSTART, Resume, on_embedded, resumable
+from palimpsest.app.config_resolution import QUICKSTART, Resume, model_folder, on_embedded, resumable
 from palimpsest.app.datasets.textworld_games import make_missing_games
 from palimpsest.app.evaluate.evaluator import Evaluator, measures_of
 from palimpsest.app.python_calls import blocking, finish, suitable_progress
@@ -52,7 +52,6 @@ from palimpsest.progress.reporter import Progress, Stage, Tick
 from palimpsest.provenance import evaluation_identity
 from palimpsest.reward.grading import build_reward, closing
 from palimpsest.rollout.speculation import Speculation
-from palimpsest.runs.checkpoint import CHECKPOINTS, step_name
 from palimpsest.runs.resume_rules import RunOrigin
 from palimpsest.runs.run_folder import RunFolder, load_config, open_run
 from palimpsest.runs.signals import GracefulStop
@@ -185,7 +184,7 @@ async def _train_and_evaluate(
             if stop.requested:  # perhaps in the last step
                 work.cancel()
                 return None
-            models = {agent: str(finished.checkpoint)} | {name: baseline_model(config, out, name) for name in rivals}
+            models = {agent: str(finished.checkpoint)} | {name: str(_rival(out, name)) for name in rivals}
             for name, model in models.items():
                 for index in range(config.evaluation.processes):
                     work.play(Shard(config, out, name, model, index, config.evaluation.processes), rivals.get(name))
@@ -320,7 +319,9 @@ class Shard:
     async def play(self, say: Say) -> None:
         """Run the episodes missing from its log."""
         config = on_embedded(self.config)  # regardless of the training engine
-        config = with_keys(config, {"model.path": self.model, "sampler": SamplerConfig(name="embedded")})
+        config = with_keys(
+            config, {"model.path": model_folder(self.model, say), "sampler": SamplerConfig(name="embedded")}
+        )
         engine = await asyncio.to_thread(open_engine, config, objective=None)
         grid, own, most = Grid(config), self.entries(), engine.sampler.max_context
         for each in own:
@@ -379,14 +380,14 @@ def baseline_config(config: RunConfig, name: str) -> RunConfig:
     return parse_config(dump_config(config.model_copy(update=changes)))
 
 
-def baseline_model(config: RunConfig, out: Path, name: str) -> str:
-    """Folder of a baseline's trained weights."""
-    return str(out / "rivals" / name / CHECKPOINTS / step_name(config.train.max_steps))
+def _rival(out: Path, name: str) -> Path:
+    """Folder of a baseline's training."""
+    return out / "rivals" / name
 
 
 def train_baseline(config: RunConfig, out: Path, name: str, say: Say) -> None:
     """Train a baseline to the end, resuming its run."""
-    own, path = baseline_config(config, name), out / "rivals" / name
+    own, path = baseline_config(config, name), _rival(out, name)
     with open_run(path, own, resume=True, on_warning=say) as folder:
         finished = finish(lambda: train_in_folder(folder, own, open_setup(own, folder.path)))
     if finished.interrupted:

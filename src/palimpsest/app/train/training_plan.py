@@ -19,13 +19,14 @@ from palimpsest.config.load import split_overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import leaves
 from palimpsest.errors import ConfigError, RunError
+from palimpsest.metrics.memory_metrics import folded
 from palimpsest.planning.cost import Estimate, Keys, Processes, estimate, excess, faults
 from palimpsest.planning.hardware import DEVICES, Hardware, cpu, named_device
 from palimpsest.planning.layouts import REASONS, LayoutTask, advice, best, nearest
 from palimpsest.planning.model_shape import shape_of
 from palimpsest.planning.workload import problem_sizes, workload
 from palimpsest.plugins import shipped_only
-from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.runs.jsonl_rows import is_number, read_rows
 from palimpsest.runs.resume_rules import EVENTS
 from palimpsest.runs.run_folder import METRICS, TIMINGS, load_config
 
@@ -209,11 +210,8 @@ def compare_run(run: Path, hardware: Hardware | None) -> dict[str, dict[str, flo
 
 
 def _means(file: Path) -> Mapping[str, float]:
-    columns: dict[str, list[float]] = {}
-    for name, value in (item for row in read_rows(file) for item in row.items()):
-        if isinstance(value, int | float):
-            columns.setdefault(name, []).append(float(value))
-    return {name: fmean(values) for name, values in columns.items()}
+    rows = ({name: value for name, value in row.items() if is_number(value)} for row in read_rows(file))
+    return folded(rows, fmean)
 
 
 def _devices_of(run: Path) -> Hardware:

@@ -18,7 +18,7 @@ Kept words come from a patience diff: the common beginning and end are kept; bet
 either part divide the texts, and each stretch is compared in the same way. Small rests without such words are compared
 exactly.
 
-Guaranteed: `applied` turns the ids of the memory before into the ids of the memory after, each in exactly one piece;
+Guaranteed: kept pieces from the ids before, and the ids of the others, make the ids after, each in exactly one piece;
 runs ascend in both texts and are equal in them; the cost is near linear in the words, also for a fully rewritten
 memory.
 Not covered: the longest common subsequence (the diff may keep fewer repeated words in long stretches); meaning: a
@@ -234,16 +234,6 @@ class MemoryDiff:
 
     pieces: tuple[WordPiece, ...]
     dropped: tuple[Dropped, ...]
-
-    def applied(self, before: Sequence[int]) -> Tokens:
-        """[T] ids of the memory after, built from the ids before and the new ones."""
-        ids: list[int] = []
-        for piece in self.pieces:
-            if piece.origin is WordOrigin.KEPT and piece.source is not None:
-                ids += before[slice(*piece.source.tokens)]
-            else:
-                ids += piece.ids
-        return tuple(ids)
 
     @property
     def in_order(self) -> Iterator[WordPiece | Dropped]:

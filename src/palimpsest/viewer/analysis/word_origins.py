@@ -89,7 +89,7 @@ def blame(story: Story, number: int) -> tuple[Blamed, ...]:
         if at:
             followed = list(_between_steps(story, at, followed, traced))
     traced += [(words, -1, None) for words in followed]
-    return tuple(_blamed(story, number, trace) for trace in _merged(story, traced))
+    return tuple(_blamed(story, number, trace) for trace in _merged(traced))
 
 
 def _through_step(story: Story, at: int, followed: Sequence[_Followed], traced: list[_Trace]) -> Iterator[_Followed]:
@@ -150,7 +150,7 @@ def _carried(runs: Sequence[EqualRun], followed: Sequence[_Followed]) -> tuple[l
     return carried, new
 
 
-def _merged(story: Story, traced: Sequence[_Trace]) -> Iterator[_Trace]:
+def _merged(traced: Sequence[_Trace]) -> Iterator[_Trace]:
     last: _Trace | None = None
     for words, at, piece in sorted(traced, key=lambda trace: trace[0].last):
         if last is not None and _together(last, (words, at, piece)):

@@ -260,7 +260,7 @@ def _grad_skipped(run: Watched) -> Iterator[Alarm]:
 def _silent(run: Watched, now: float) -> Iterator[Alarm]:
     if run.status is not Status.RUNNING or run.updated is None or len(run.timings) < FEWEST:
         return
-    usual = median(_seconds(row) for row in run.timings[-BEFORE:])
+    usual = median(step_seconds(row) for row in run.timings[-BEFORE:])
     waited = now - run.updated
     if waited > max(SILENT_SECONDS, SLOW * usual):
         text = f"No step ended for {waited:.0f} s; a step takes {usual:.1f} s. It may be evaluating, saving or hanging."
@@ -269,7 +269,7 @@ def _silent(run: Watched, now: float) -> Iterator[Alarm]:
 
 def _rollout_bound(run: Watched) -> Iterator[Alarm]:
     rows = [row for row in run.timings if is_number(row.get("rollout_s"))][-WINDOW:]
-    total = sum(map(_seconds, rows))
+    total = sum(map(step_seconds, rows))
     share = sum(float(row["rollout_s"]) for row in rows) / total if total else 0.0
     if len(rows) >= FEWEST and share > ROLLOUT_SHARE:
         text = f"Rollouts take {_percent(share)} of the time. Raise engine.max_num_seqs or train.max_off_policy_steps."
@@ -317,7 +317,8 @@ def _mean(values: Sequence[float], fewest: int = FEWEST) -> float | None:
     return mean_of(values) if len(values) >= fewest else None
 
 
-def _seconds(row: Row) -> float:
+def step_seconds(row: Row) -> float:
+    """Time of a step's stages."""
     return sum(float(row[stage]) for stage in _STAGES if is_number(row.get(stage)))
 
 

@@ -25,7 +25,7 @@ from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.jsonl_rows import is_number, whole, with_number
 from palimpsest.runs.resume_rules import EVENTS, resume_command
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
-from palimpsest.viewer.records.alarms import Alarm, Watched, alarms, mean_of
+from palimpsest.viewer.records.alarms import Alarm, Watched, alarms, mean_of, step_seconds
 from palimpsest.viewer.records.run_status import Row, RowFiles, Status, status_of_run
 from palimpsest.viewer.records.sources import Source, SourceKind, gone, last_change, leads_out, updated
 
@@ -241,7 +241,6 @@ def _is_bounded(value: object) -> bool:
 
 
 SPARK = 60
-_STAGES = ("rollout_s", "learn_s")
 
 
 def rows_since(rows: Sequence[Row], since: int, keys: Collection[str] | None = None) -> dict[str, Any]:
@@ -285,8 +284,7 @@ def names_of(rows: Sequence[Row]) -> list[str]:
 
 def seconds_left(timings: Sequence[Row], done: int, steps: int | None) -> float | None:
     """Estimated time of the remaining steps at the pace of the last twenty; None if unknown."""
-    paces = [sum(float(row[stage]) for stage in _STAGES if is_number(row.get(stage))) for row in timings[-20:]]
-    paces = [pace for pace in paces if pace > 0]
+    paces = [pace for pace in map(step_seconds, timings[-20:]) if pace > 0]
     if steps is None or not paces or done >= steps:
         return None
     return (steps - done) * sum(paces) / len(paces)

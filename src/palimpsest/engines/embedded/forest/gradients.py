@@ -20,7 +20,6 @@ from torch import Tensor
 from palimpsest.config.schema import LossConfig
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests, unweighted
 from palimpsest.engines.embedded.model_loading import recomputing
-from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.losses import nll_loss, policy_loss
 from palimpsest.engines.protocol import Objective, UpdateStats
 
@@ -72,12 +71,11 @@ class ForestGradients:
     def __init__(
         self,
         model: Any,
-        optimizer: Optimizer,
         objective: Objective,
         loss: LossConfig,
         has_reference: bool,
     ) -> None:
-        self._model, self._optimizer = model, optimizer
+        self._model = model
         self._objective, self._config, self._has_reference = objective, loss, has_reference
 
     def accumulate(self, forests: Sequence[Forest], forward: Forward, old: OldLogprobs | None = None) -> UpdateStats:

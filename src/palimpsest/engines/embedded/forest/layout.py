@@ -300,20 +300,17 @@ def build_forests(
     max_tokens: int,
     max_context: int,
     device: torch.device | str = "cpu",
-    chosen: Sequence[int] | None = None,
     *,
-    dtype: torch.dtype = torch.float32,
     layout: Layout = "forest",
     min_shared: int = MIN_SHARED,
 ) -> list[Forest]:
-    """Forests with every segment (or every one of `chosen`) that has a trained token, exactly once.
+    """Forests with every segment that has a trained token, exactly once.
 
-    `max_tokens` bounds the places of a forest; `layout`, `min_shared`: see `pack`; `dtype` is that of advantages,
-    weights and log-probabilities. Raises ValueError for a segment longer than the model's window (`max_context`) or
-    trained at its first token.
+    `max_tokens` bounds the places of a forest; `layout`, `min_shared`: see `pack`. Raises ValueError for a segment
+    longer than the model's window (`max_context`) or trained at its first token.
     """
-    packed = pack(rows_of(segments, max_context, chosen), max_tokens, layout, min_shared)
-    return [forest.lay_out(device, dtype) for forest in packed]
+    packed = pack(rows_of(segments, max_context), max_tokens, layout, min_shared)
+    return [forest.lay_out(device, torch.float32) for forest in packed]
 
 
 def rows_of(
