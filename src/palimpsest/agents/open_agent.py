@@ -9,7 +9,7 @@ Not covered: policies without these options, which stay unchanged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -166,8 +166,13 @@ def with_options(config: PolicyConfig, **options: Any) -> PolicyConfig:
     return PolicyConfig(name=config.name, options={**config.options, **options})
 
 
-def options_line(policy: PolicyConfig) -> str:
-    """A line with a policy's options; of prompt texts, their number."""
-    shown = {k: f"({len(v)} texts)" if isinstance(v, dict) and "system" in v else v for k, v in policy.options.items()}
-    values = ", ".join(f"{name}={value}" for name, value in shown.items())
-    return f"{policy.name}: {values}" if values else policy.name
+def options_line(name: str, options: Mapping[str, Any]) -> str:
+    """A line with a policy's options; of prompt texts, their number.
+
+    >>> options_line("overwrite", {"chunk_size": 9, "prompts": {"read": "Read {section}.", "answer": "Answer."}})
+    'overwrite: chunk_size=9, prompts=(2 texts)'
+    """
+    prompts = options.get("prompts")
+    shown = {**options, "prompts": f"({len(prompts)} texts)"} if isinstance(prompts, dict) else options
+    values = ", ".join(f"{key}={value}" for key, value in shown.items())
+    return f"{name}: {values}" if values else name

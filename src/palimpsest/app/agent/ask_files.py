@@ -118,7 +118,8 @@ async def _answer(
     sections = len(getattr(prepared, "chunks", ()))
     if agent.engine.limits.endpoint is None and unknown_to_bundled(codec.vocab_size, [document.text]):
         progress.message(Note("unknown_to_bundled"))
-    progress.message(options_line(agent.fitted_to(problem)))
+    fitted = agent.fitted_to(problem)
+    progress.message(options_line(fitted.name, fitted.options))
     with progress.count("sections", max(sections, 1)) as tick:
         changes, left = MemoryChanges(codec, sections), iter(range(sections))
 

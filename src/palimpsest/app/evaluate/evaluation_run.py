@@ -305,7 +305,7 @@ def _announce(progress: Progress, engine: Engine, policies: Sequence[PolicyConfi
     if note := engine.limits.note:
         progress.message(note)
     for policy in policies:
-        progress.message(options_line(policy))
+        progress.message(options_line(policy.name, policy.options))
 
 
 # ---- Progress ------------------------------------------------------------------------------------------------

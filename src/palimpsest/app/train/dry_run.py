@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from palimpsest.agents.open_agent import options_line
 from palimpsest.app.config_resolution import ResolvedRun
 from palimpsest.app.train.run_setup import Inputs, open_setup, policy_checked
 from palimpsest.config.data import listed
@@ -88,14 +87,14 @@ def check_run(run: ResolvedRun, *, force: bool = False, elsewhere: bool = False)
     window, held_out, held = checked.window, checked.inputs.held_out if checked.inputs else None, ""
     if held_out is not None and train.eval_steps:
         held = f"; {counted(len(held_out), 'held-out problem')} every {counted(train.eval_steps, 'step')}"
-    roles = "; ".join(_line(name, role.model_dump(exclude_defaults=True)) for name, role in config.roles.items())
+    roles = "; ".join(options_line(name, role.model_dump(exclude_defaults=True)) for name, role in config.roles.items())
     cold_start = f"{config.cold_start.max_steps} steps of cold start, then " if config.cold_start else ""
     size, rollouts = counted(train.batch_size, "problem"), counted(train.group_size, "rollout")
     return {
         "recipe": config.recipe,
         "folder": f"{run.folder}, {'resumed' if run.resume and (run.folder / CONFIG).is_file() else 'new'}",
         "model": config.model.path if window is None else f"{config.model.path}, window {window:,} tokens",
-        "policy": _line(config.policy.name, config.policy.options),
+        "policy": options_line(config.policy.name, config.policy.options),
         **({"roles": roles} if roles else {}),
         "reward": config.reward.name,
         "data": f"{', '.join(listed(config.data.train_files))}{held}",
@@ -105,8 +104,3 @@ def check_run(run: ResolvedRun, *, force: bool = False, elsewhere: bool = False)
         **({"gpus": checked.gpus} if checked.gpus else {}),
         **({"missing": "; ".join(checked.missing)} if checked.missing else {}),
     }
-
-
-def _line(name: str, options: Mapping[str, Any]) -> str:
-    shown = ", ".join(f"{option}={value}" for option, value in options.items() if len(str(value)) < 40)
-    return f"{name}: {shown}" if shown else name
