@@ -148,11 +148,8 @@ def _small_options(name: str) -> dict[str, Any]:
         options = _small_options("full_context")
         return {option: value for option, value in options.items() if option in options_of(policy_class(name))}
     for recipe in map(_recipe, SMALL_RECIPES):
-        for policy in (
-            recipe.policy,
-            *recipe.evaluation.baselines.values(),
-            *recipe.evaluation.trained_baselines.values(),
-        ):
+        others = recipe.evaluation
+        for policy in (recipe.policy, *others.baselines.values(), *others.trained_baselines.values()):
             if policy.name == name:
                 return {name: value for name, value in policy.options.items() if name not in _RULES}
     return {}
