@@ -158,10 +158,12 @@ def publish_folder(hidden: Path, path: Path) -> None:
     for file in sorted(hidden.rglob("*")):
         sync(file)
     sync(hidden)
+    empty_trash(path)
     if os.path.lexists(path):
-        discard(path)
+        rename(path, _trash(path))
     rename(hidden, path)
     sync(path.parent)
+    empty_trash(path)  # last: removing a large folder takes seconds
 
 
 def publish_new(hidden: Path, path: Path) -> None:

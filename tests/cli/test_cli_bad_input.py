@@ -137,6 +137,13 @@ def test_no_examples_are_made_for_a_policy_without_a_form(
         (("eval", "--policy", "nowhere:Policy"), "nowhere"),
         (("sft", "memagent-quickstart", "--from", "nowhere.jsonl"), "nowhere.jsonl"),
         (("train", "memagent-quickstart", "roles.reader.model=embedded"), "roles.reader"),
+        (("train", "memagent-quickstart", "--nodes", "2"), "--gpus"),
+        (("ask", "embedded", "README.md", "--chat", "--question", "Who?"), "--question"),
+        (("eval", "--regrade", "evals", "--samples", "4"), "samples"),
+        (("eval", "--regrade", "evals", "--force"), "force"),
+        (("view", "--export", "a.html", "--follow"), "--export"),
+        (("eval", f"policy.options.prompts={{nothing: {'x' * 300}}}"), "nothing"),
+        (("quickstart", f"policy.options.prompts={{nothing: {'x' * 300}}}"), "nothing"),
     ],
 )
 def test_an_invalid_argument_is_one_line(

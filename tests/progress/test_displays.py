@@ -177,3 +177,8 @@ def test_a_reader_that_left_ends_neither_messages_nor_lines(clock: Clock) -> Non
             steps.log(step, {}, {})
         steps.message("within")
         steps.close()
+
+
+def test_a_notebook_prints_no_control_character(capsys: pytest.CaptureFixture[str]) -> None:
+    Notebook().message("a\x1b[31mb\nc")
+    assert capsys.readouterr().out == "a\\x1b[31mb\nc\n"

@@ -113,6 +113,13 @@ def test_a_function_plain_or_async_gives_the_reward(name: str, options: dict[str
     assert (weighed.value, weighed.breakdown["letters"], weighed.per_turn) == (0.25, 4.0, (0.0, 1.0))
 
 
+def test_shipped_metrics_beside_a_custom_reward_follow_the_rules_of_the_data() -> None:
+    made = reward(name="custom_rewards:later")
+    every = Problem("p", "Which?", ("tea", "rum"), metadata={"every_gold": True})
+    found = asyncio.run(closing(made, made.grade(every, episode("\\boxed{tea}")))).breakdown
+    assert (found["em"], found["sub_em"]) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -6,9 +6,10 @@ import json
 import math
 import re
 import tracemalloc
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 import zstandard
@@ -268,3 +269,16 @@ def test_frames_are_those_that_a_decompressor_finds(contents: list[bytes], check
     spans = list(frame_spans(data))
     assert [end for _, end in spans[:-1]] == [start for start, _ in spans[1:]]
     assert [zstandard.ZstdDecompressor().decompress(data[a:b]) for a, b in spans] == decompressed(data) == contents
+
+
+def test_blanks_after_the_last_line_are_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "scripted.jsonl"
+    path.write_bytes(group_lines(sample_groups(1)[0]) + b"  \t")
+    assert read_groups(path).torn is None
+
+
+def test_tokens_of_numpy_are_numbers() -> None:
+    made = make_turn(tuple(np.array([1, 2])), (3,), 0)
+    completion = replace(made.completion, logprobs=(np.float32(-0.5),))
+    row = json.loads(group_lines(one_episode(make_episode(replace(made, completion=completion)))))
+    assert (row["turns"][0]["prompt_ids"], row["turns"][0]["logprobs"]) == ([1, 2], [-0.5])

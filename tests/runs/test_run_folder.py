@@ -163,3 +163,21 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over_and_moves_its_file
     )
     moved = "metrics.jsonl.old-1, trajectories.old-1"
     assert warnings[0] == Note("no_checkpoint", run=str(tmp_path / "run"), moved=moved)
+
+
+def test_an_initial_evaluation_survives_a_resume_without_one(tmp_path: Path) -> None:
+    assert not CONFIG.train.eval_on_start
+    with quiet(tmp_path / "run") as folder:
+        for step in range(4):
+            folder.append_metrics(step, {"reward/mean": step / 4})
+        folder.rewind(2)
+        assert [row["step"] for row in read_rows(folder.path / "metrics.jsonl")] == [0, 1, 2]
+        assert not (folder.path / "metrics.jsonl.damaged").exists()
+
+
+def test_an_event_may_quote_any_text(tmp_path: Path) -> None:
+    folder = quiet(tmp_path / os.fsdecode(b"caf\xe9"))
+    folder.event("noted", text="half \ud83d")
+    folder.__exit__(RuntimeError, RuntimeError("of \ud800"), None)
+    *_, noted, failed = read_rows(folder.path / "events.jsonl")
+    assert (noted["kind"], noted["text"][:5], failed["kind"]) == ("noted", "half ", "failed")

@@ -100,6 +100,24 @@ def test_a_role_with_a_local_model_is_refused_by_its_key() -> None:
     assert asyncio.run(TaskSession(asked).reset(0)).messages
 
 
+def test_each_question_has_its_own_reward_as_in_training() -> None:
+    several = Tasks.open(load_recipe("memagent-quickstart", [*RECIPE, "data.synthetic.task=several"]))
+    problem = several.problem(0)
+    right, *wrong = problem.questions
+    replies = [f"\\boxed{{{right.answers[0]}}}", *["\\boxed{nothing}"] * len(wrong)]
+    memory = " ".join(problem.metadata["evidence"])
+
+    async def ended() -> TaskPrompt:
+        session, left = TaskSession(several), list(replies)
+        prompt = await session.reset(0)
+        while not prompt.done:
+            reads = "boxed" not in prompt.messages[0]["content"]
+            prompt = await session.step(memory if reads else left.pop(0))
+        return prompt
+
+    assert asyncio.run(ended()).reward == pytest.approx(1 / len(problem.questions))
+
+
 def test_a_step_without_an_episode_is_an_error(tasks: Tasks) -> None:
     with pytest.raises(ValueError, match="reset"):
         asyncio.run(TaskSession(tasks).step("x"))

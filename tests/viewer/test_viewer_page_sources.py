@@ -52,6 +52,14 @@ def test_a_bar_counts_the_episodes_that_a_click_on_it_selects(name: str, shared_
     assert sum(counts) == sum(reward is not None for reward in REWARDS[name])
 
 
+def test_a_curve_of_nearly_equal_values_is_drawn(shared_page: Watched, tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "one", records={1: [group("p", (0.0, 1.0))]})
+    for step, value in enumerate((0.3, 0.30000000000000004), 1):
+        append_row(run / "metrics.jsonl", {"step": step, "reward/mean": value})
+    with viewer(run) as url, watching(shared_page, url) as watched:
+        assert watched.go("#/r/one").locator(".chart svg").count() >= 1
+
+
 def test_episodes_of_earlier_requests_are_counted_above_the_problems(shared_page: Watched, tmp_path: Path) -> None:
     samples = [chunks(4, f"p{n}", 1.0) for n in range(5)]
     evaluation = evaluation_folder(tmp_path / "eval", samples)

@@ -53,7 +53,7 @@ class OpenAgent:
         does not fit."""
         chosen = self.fitted_to(problem)
         if most is not None and "answer_tokens" in options_of(policy_class(chosen.name)):
-            chosen = with_options(chosen, answer_tokens=min(most, option_value(chosen, "answer_tokens")))
+            chosen = with_options(chosen, answer_tokens=min(most, option_value(chosen, "answer_tokens") or most))
         policy = build_policy(chosen)
         admit_all(policy, [problem], self.engine.codec, self.engine.sampler.max_context)
         return policy
@@ -120,15 +120,16 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
     names = options_of(policy_class(config.name))
     shipped = config.name in KINDS["policy"].shipped
     for name in [name for name in REPLIES if shipped and name in names and name not in options]:
-        published = option_value(chosen, name)
-        chosen = with_options(chosen, **{name: min(published, published * max_context // PUBLISHED_WINDOW)})
+        if published := option_value(chosen, name):
+            chosen = with_options(chosen, **{name: min(published, published * max_context // PUBLISHED_WINDOW)})
     if "question_tokens" in names and "question_tokens" not in config.options:
         longest = max((question_length(problem, codec) for problem in problems), default=0)
-        chosen = with_options(chosen, question_tokens=max(longest, option_value(chosen, "question_tokens")))
+        if own := option_value(chosen, "question_tokens"):
+            chosen = with_options(chosen, question_tokens=max(longest, own))
     if "chunk_size" in names and "chunk_size" not in config.options:
         over = build_policy(chosen).required_context(codec) - max_context
         size = option_value(chosen, "chunk_size")
-        if 0 < over < size:
+        if size is not None and 0 < over < size:
             chosen = with_options(chosen, chunk_size=size - over)
     return chosen
 
@@ -155,8 +156,9 @@ def _small_options(name: str) -> dict[str, Any]:
     return {}
 
 
-def option_value(config: PolicyConfig, option: str) -> int:
-    return int(config.options.get(option, options_of(policy_class(config.name))[option].default))
+def option_value(config: PolicyConfig, option: str) -> int | None:
+    value = config.options.get(option, options_of(policy_class(config.name))[option].default)
+    return value if isinstance(value, int) else None
 
 
 def with_options(config: PolicyConfig, **options: Any) -> PolicyConfig:

@@ -33,7 +33,7 @@ from palimpsest.memory.registry import build_policy
 from palimpsest.models.model_folder import window_of
 from palimpsest.plugin_kinds import KINDS
 from palimpsest.plugin_options import signature_of
-from palimpsest.reward.grading import Reward, build_reward
+from palimpsest.reward.grading import Reward, build_reward, graded
 from palimpsest.rollout.trajectory_file import read_groups, record_files
 from palimpsest.text.codec import Codec
 from palimpsest.tools.environment import EnvironmentLost, OpenEnvironment
@@ -278,11 +278,11 @@ async def _regraded(reward: Reward, without: Reward | None, groups: Sequence[Gro
     for group in groups:
         for trajectory in group.trajectories:
             total += 1
-            grade = await reward.grade(group.problem, trajectory)
+            grade = await graded(reward, group.problem, trajectory)
             if not grade.graded:
                 ungraded[group.problem.id] = grade.reason
             elif without is not None:
-                changed += grade != await without.grade(group.problem, trajectory)
+                changed += grade != await graded(without, group.problem, trajectory)
     if ungraded:
         where, reason = next(iter(ungraded.items()))
         return Finding("recorded episodes", False, f"{len(ungraded)} of {total} ungraded; {where}: {reason}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from json import dumps
@@ -61,6 +62,8 @@ def ask(
     shown = _changes if stream else None
     words, overrides = models_and_overrides(words)
     if chat:
+        if question:
+            raise ConfigError("ask --chat reads questions from standard input: omit --question")
         from palimpsest.app.config_resolution import Agent
 
         agent = Agent(model, policy, None, overrides, 0, base_url, api_key_env, tokenizer)
@@ -75,7 +78,7 @@ def ask(
     from palimpsest.app.agent.ask_files import ask as ask_files
 
     *files, asked = words
-    lost = [at for at, file in enumerate(files) if at and not Path(file).suffix and not Path(file).exists()]
+    lost = [at for at, file in enumerate(files) if at and not Path(file).suffix and not os.path.exists(file)]
     if lost and "-" not in files:
         raise ConfigError(
             f"ask: {words[lost[0]]}: no such file; quote the question: {join([' '.join(words[lost[0] :])])}"
@@ -135,7 +138,7 @@ def _show(result: Asked, *, json: bool = False, asked: bool = False) -> None:
     from palimpsest.text.answers import unboxed
 
     if json:
-        print(dumps(result.to_json(), ensure_ascii=False), flush=True)
+        print(dumps(result.to_json()), flush=True)
         return
     for question, answer in zip(result.questions, result.answers, strict=True):
         if asked or len(result.answers) > 1:

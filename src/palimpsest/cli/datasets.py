@@ -66,7 +66,7 @@ def inspect(
     reading = ReadOptions(named_format(format), corpus, named, on_missing_gold is MissingGoldChoice.skip)
     inspection = inspect_source(file, reading, documents=documents, limit=limit)
     if json:
-        print(dumps(asdict(inspection), ensure_ascii=False, default=str))
+        print(dumps(asdict(inspection), default=str))
         return
     stdout().print(render(inspection))
 

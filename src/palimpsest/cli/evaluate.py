@@ -138,6 +138,10 @@ def evaluate(
     given["data"] = None if not data else data[0] if len(data) == 1 else tuple(data)
     given |= {name: numbers(f"--{name}", what, texts) for name, (what, texts) in sizes.items() if texts is not None}
     if regrade is not None:
+        if columns is not None:
+            raise ConfigError("--map: --regrade reads no data; omit it")
+        given |= {"api_key_env": api_key_env, "tokenizer": tokenizer, "samples": samples, "baselines": baselines}
+        given |= {"seed": seed, "force": force}
         _show([_regrade(regrade, models, overrides, out, given)], json=json)
         return
     first, *rest = models or ["embedded"]

@@ -197,7 +197,7 @@ def models_and_overrides(words: Iterable[str] | None) -> tuple[list[str], list[s
     """
     models, overrides = list[str](), list[str]()
     for word in words or ():
-        (overrides if _OVERRIDE.match(word) and not Path(word).exists() else models).append(word)
+        (overrides if _OVERRIDE.match(word) and not os.path.exists(word) else models).append(word)
     return models, overrides
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -105,14 +106,14 @@ def _method_and_settings(method: str | None, settings: list[str]) -> tuple[str |
     >>> _method_and_settings("train.max_steps=2", ["seed=1"]), _method_and_settings("rememr1", [])
     ((None, ['train.max_steps=2', 'seed=1']), ('rememr1', []))
     """
-    if method and "=" in method and not Path(method).is_dir():
+    if method and "=" in method and not os.path.isdir(method):
         return None, [method, *settings]
     return method, settings
 
 
 def _folder(method: str | None, out: Path | None, resume: bool) -> Path:
     """The run's folder; with --resume the first word may name it."""
-    return Path(method) if resume and method and Path(method).is_dir() else out or Path("runs/quickstart")
+    return Path(method) if resume and method and os.path.isdir(method) else out or Path("runs/quickstart")
 
 
 def _show(done: Quickstart, *, json: bool) -> None:

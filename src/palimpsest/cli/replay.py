@@ -59,7 +59,7 @@ def replay(
     first = None if turn is None else turn - 1
     played = play_on(episode, turn=first, memory=text, step=step, group=group, rollout=rollout, model=model, out=out)
     if json:
-        print(dumps(played.to_json(), ensure_ascii=False), flush=True)
+        print(dumps(played.to_json()), flush=True)
         return
     _show(played)
 

@@ -74,6 +74,8 @@ def train(
 
     if print_recipes_of(recipe, "palimpsest train", dry_run=dry_run):
         return
+    if gpus is None and nodes > 1:
+        raise ConfigError(f"--nodes {nodes}: divides --gpus N over machines; add it")
     request = RunRequest(recipe, overrides, seed, out, resume)
     resolved = resolve_run(request if gpus is None else _with_layout(request, gpus, nodes, dry_run=dry_run))
     if dry_run:
@@ -179,7 +181,7 @@ def sft(
         overrides = [*on_gpus(gpus, "nll"), *(overrides or [])]
     resolved = resolve_run(RunRequest(recipe, overrides, seed, out, resume, SFT))
     recorded = origin_of(resolved.folder).detail if resolved.resume else {}
-    if recorded and records is None and data is None:
+    if recorded and not (records or data or min_grade or best or memory_first or drop_too_long):
         imitated: Imitated | None = Imitated.from_json(recorded)
     else:
         imitated = read_imitated(records, min_grade, best, data, memory_first, drop_too_long)

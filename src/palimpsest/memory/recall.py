@@ -90,16 +90,6 @@ SHORT = RecallPrompts(
 
 
 @dataclass(frozen=True, slots=True)
-class RecalledMemory:
-    """An earlier memory in the prompt."""
-
-    ids: list[int]
-    text: str
-    step: int
-    """Index of the chunk after which it was written."""
-
-
-@dataclass(frozen=True, slots=True)
 class RecallPolicy(OverwritePolicy):
     """Options, with ReMemR1's published defaults; all lengths in tokens."""
 
@@ -169,14 +159,16 @@ class RecallPolicy(OverwritePolicy):
         history = MemoryHistory(RETRIEVERS[self.retriever](), self.min_similarity)
         chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
-            values = {"question": question, "recalled": recalled.ids if recalled else nothing, "memory": memory}
+            shown = nothing if recalled is None else recalled
+            values = {"question": question, "recalled": shown, "memory": memory}
             completion = await self.read(index, chunks, values, read, model)
             reply = self._read_reply(completion, model, read.pieces[-1])
-            sources = (chunk, recalled.ids) if recalled else (chunk,)
+            sources = (chunk,) if recalled is None else (chunk, recalled)
             forced = completion.stop_reason is StopReason.GIVEN
             recalled = self._look_back(reply, problem.question, history, model)
             memory = self._next(memory, reply, index, history, model, None if forced else sources)
-        return await self.answer(problem, {"recalled": recalled.ids if recalled else nothing, "memory": memory}, model)
+        shown = nothing if recalled is None else recalled
+        return await self.answer(problem, {"recalled": shown, "memory": memory}, model)
 
     def _read_reply(self, completion: Completion, model: Model, before: Sequence[int]) -> RecallReply | None:
         lenient = self.malformed == "accept"
@@ -190,7 +182,7 @@ class RecallPolicy(OverwritePolicy):
 
     def _look_back(
         self, reply: RecallReply | None, question: str, history: MemoryHistory, model: Model
-    ) -> RecalledMemory | None:
+    ) -> list[int] | None:
         query = question if self.query == "question" else reply.query if reply else None
         if query is None:
             return None
@@ -200,7 +192,7 @@ class RecallPolicy(OverwritePolicy):
             return None
         text, step = history.texts[hit.place], history.steps[hit.place]
         model.event(events.Recalled(query, step, text, hit.similarity))
-        return RecalledMemory(history.memories[hit.place], text, step)
+        return history.memories[hit.place]
 
     def _next(
         self,

@@ -244,7 +244,7 @@ class Notebook(Display):
         self._output: Any = None
 
     def message(self, text: str) -> None:
-        print(text)
+        print(_escaped(text))
 
     def show(self, task: Task, event: Event) -> None:
         """Update the bar, at most every `_UPDATE_S` seconds unless the stage starts or ends."""

@@ -45,6 +45,7 @@ _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _HANGUL, _IN_HANGUL = re.compile(f"[{HANGUL}]"), re.compile(f"(?<=[{HANGUL}])(?=[{HANGUL}])")
 _WHOLE = frozenset({"yes", "no", "noanswer"})
 _AND = frozenset({"and", "und", "et", "y", "e", "i", "и", "та", "en", "og", "och", "ve", "dan", *"和及与與と및"})
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 _AND |= {"và", "і", "και", "و", "और", "এবং", "மற்றும்", "และ", "եվ", "და", "እና"}  # normalized
 
 
@@ -105,10 +106,10 @@ def lists_all(answer: str, golds: Sequence[str]) -> float:
 
     >>> lists_all("tea, New York and beer", ["beer", "tea", "New York"]), lists_all("tea, tea", ["tea"])
     (1.0, 0.0)
-    >>> lists_all("tea, beer, rum", ["beer", "tea"]), lists_all("tea", ["beer", "tea"])
-    (0.0, 0.0)
+    >>> lists_all("tea, beer, rum", ["beer", "tea"]), lists_all("tea", ["beer", "tea"]), lists_all("A, E", ["A"])
+    (0.0, 0.0, 0.0)
     """
-    words, wanted = (_listed(texts) for texts in ([answer], golds))
+    words, wanted = (_listed(texts, golds) for texts in ([answer], golds))
     return float(words == wanted and all(gold_in_answer(answer, gold) for gold in golds))
 
 
@@ -118,12 +119,14 @@ def list_f1(answer: str, golds: Sequence[str]) -> float:
     >>> round(list_f1("tea, beer, rum", ["beer", "tea"]), 2)
     0.8
     """
-    words, wanted = (_listed(texts) for texts in ([answer], golds))
+    words, wanted = (_listed(texts, golds) for texts in ([answer], golds))
     return 2 * (words & wanted).total() / ((words + wanted).total() or 1)
 
 
-def _listed(texts: Iterable[str]) -> Counter[str]:
-    return Counter(word for text in texts for word in tokens(normalize(text)) if word not in _AND)
+def _listed(texts: Iterable[str], golds: Sequence[str]) -> Counter[str]:
+    """Words but "and"; e, i and y count as letters if a gold is a letter."""
+    left_out = _AND - _LETTERS if any(gold.strip(" .").lower() in _LETTERS for gold in golds) else _AND
+    return Counter(word for text in texts for word in tokens(normalize(text)) if word not in left_out)
 
 
 def _stands_in(part: str, text: str) -> bool:

@@ -25,9 +25,10 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from palimpsest import plugins
@@ -127,9 +128,10 @@ class _Thread:
                 self._current = self._start()
 
     def close(self) -> None:
-        while not self._queue.empty():
-            if (waiting := self._queue.get()) is not None:
-                waiting.started.cancel()
+        with suppress(Empty):
+            while True:
+                if (waiting := self._queue.get_nowait()) is not None:
+                    waiting.started.cancel()
         self._queue.put(None)
 
     def _start(self) -> threading.Thread:
@@ -177,7 +179,7 @@ class CustomReward:
         grade = await _call_reward(self.name, self.caller, Grade(0.0), problem, trajectory)
         if grade.value is None:
             return grade
-        metrics = measure(trajectory.answer or "", problem.answers) if problem.answers else {}
+        metrics = measure(trajectory.answer or "", problem.answers, problem.grading) if problem.answers else {}
         return replace(grade, breakdown={**metrics, **grade.breakdown})
 
     async def close(self) -> None:

@@ -60,17 +60,11 @@ def failure(trajectory: Trajectory) -> str | None:
     """The first error that the episode recorded, of a tool only without others, on one line; None without an error."""
     whats = sorted((event.what for event in trajectory.events), key=lambda what: isinstance(what, ToolFailed))
     for what in whats:  # an episode survives errors of tools
-        if isinstance(what, PolicyFailed):
-            return _error_text(what.type, what.message) + (f" ({what.where})" if what.where else "")
-        if isinstance(what, SamplerFailed | PromptOverflowed | EnvironmentFailed | ToolFailed):
-            return _error_text(what.kind, what.message) + (
-                f" ({where})" if (where := getattr(what, "where", "")) else ""
-            )
+        if isinstance(what, PolicyFailed | SamplerFailed | PromptOverflowed | EnvironmentFailed | ToolFailed):
+            kind, where = getattr(what, "type", what.kind), getattr(what, "where", "")
+            first = what.message.splitlines()[0] if what.message else "no message"
+            return f"{kind}: {first}" + (f" ({where})" if where else "")
     return None
-
-
-def _error_text(kind: str, message: str) -> str:
-    return f"{kind}: {message.splitlines()[0] if message else 'no message'}"
 
 
 # ---- Roles ---------------------------------------------------------------------------------------------------

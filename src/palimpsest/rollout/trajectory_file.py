@@ -268,7 +268,8 @@ def _dump(line: Mapping[str, Any]) -> bytes:
     as_text: list[str] = []
     turns = [_storable_turn(turn, as_text, at) for at, turn in enumerate(line["turns"])]
     line = {**storable({**line, "turns": ()}, as_text), "turns": turns}
-    return orjson.dumps({**line, "as_text": as_text} if as_text else line, option=orjson.OPT_SORT_KEYS)
+    options = orjson.OPT_SORT_KEYS | orjson.OPT_SERIALIZE_NUMPY  # tokens of custom engines may be numpy's
+    return orjson.dumps({**line, "as_text": as_text} if as_text else line, option=options)
 
 
 def _storable_turn(turn: Mapping[str, Any], as_text: list[str], at: int) -> dict[str, Any]:
@@ -353,7 +354,7 @@ def _plain_lines(data: bytes) -> Iterator[bytes | None]:
     """All whole lines together, then None if the last one was cut before its newline and is not JSON."""
     complete, _, rest = data.rpartition(b"\n")
     try:
-        orjson.loads(rest or b"null")
+        orjson.loads(rest.strip() or b"null")
     except orjson.JSONDecodeError:
         yield complete
         yield None

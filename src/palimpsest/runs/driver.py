@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from palimpsest import files
 from palimpsest.config.training_steps import TrainConfig
+from palimpsest.engines.protocol import Learner
 from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.notes import Note
 from palimpsest.runs.checkpoint import step_name
@@ -75,19 +76,6 @@ class Job(Protocol):
         ...
 
 
-class Saves(Protocol):
-    """Learner methods that the driver needs."""
-
-    @property
-    def version(self) -> int: ...
-
-    async def save(self, folder: Path) -> Mapping[str, str]: ...
-
-    async def load(self, folder: Path) -> None: ...
-
-    async def publish(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Finished:
     """End of a run."""
@@ -102,7 +90,7 @@ class Finished:
 @dataclass
 class Driver:
     job: Job
-    learner: Saves
+    learner: Learner
     folder: RunFolder
     config: TrainConfig
     loggers: LoggerSet

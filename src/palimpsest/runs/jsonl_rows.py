@@ -141,8 +141,8 @@ def step_of(row: Mapping[str, Any] | None) -> int | None:
     return step if type(step) is int else None
 
 
-def cut(file: Path, last: int, *, first: int = 1) -> str | None:
-    """Retain the rows of steps `first` (1; 0 after an initial evaluation) to `last`; return irregularities or None.
+def cut(file: Path, last: int) -> str | None:
+    """Retain the rows of steps 1 (0, of an initial evaluation) to `last`; return irregularities or None.
 
     Rows of later steps are removed silently, since these steps run again.
     """
@@ -154,7 +154,7 @@ def cut(file: Path, last: int, *, first: int = 1) -> str | None:
         step = step_of(line.row)
         if step is None and (line.row is None or "step" not in line.row):
             unreadable.append(line.data)
-        elif line.row is None or step is None or step < first or step in rows:
+        elif line.row is None or step is None or step < 0 or step in rows:
             misplaced.append(line.data)
         elif step <= last:
             rows[step] = line.row

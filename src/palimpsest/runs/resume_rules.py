@@ -33,6 +33,7 @@ from palimpsest.errors import ConfigError
 from palimpsest.provenance import MADE_WITH
 from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.jsonl_rows import read_rows
+from palimpsest.text.json_text import storable
 
 Verdict = Literal["allowed", "warned", "refused"]
 
@@ -91,7 +92,7 @@ def changes(old: RunConfig, new: RunConfig) -> list[FieldChange]:
 def identity(config: RunConfig) -> str:
     """SHA-256 over the fields that must not change in a run: equal for all configurations it may resume with."""
     fixed = {key: _meant(key, value) for key, value in _flat(config).items() if _verdict(key) == "refused"}
-    return hashlib.sha256(orjson.dumps(fixed, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(orjson.dumps(storable(fixed, []), option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def _verdict(key: str, values: tuple[Any, Any] | None = None, steps_matter: bool = False) -> Verdict:

@@ -52,6 +52,7 @@ from palimpsest.runs.resume_rules import (
     made_with,
     resume_command,
 )
+from palimpsest.text.json_text import storable
 from palimpsest.types import Group
 
 METRICS = "metrics.jsonl"
@@ -95,7 +96,7 @@ class RunFolder:
 
     def event(self, kind: str, **detail: Any) -> None:
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "kind": kind, **detail}
-        append_row(self.path / EVENTS, row, checksum=False)
+        append_row(self.path / EVENTS, storable(row, []), checksum=False)
 
     def warn(self, message: str) -> None:
         """Record a warning and show it; a note is recorded with code and values."""
@@ -145,9 +146,8 @@ class RunFolder:
     def rewind(self, step: int, *, recorded: bool = False) -> None:
         """Remove everything after `step`. Warns of rows without a step, which are saved elsewhere, and of missing
         steps. `recorded`: steps have trajectories."""
-        first = 0 if self.config.train.eval_on_start else 1
         for name in (METRICS, TIMINGS):
-            if warning := cut(self.path / name, step, first=first):
+            if warning := cut(self.path / name, step):
                 self.warn(warning)
         folder = self.path / TRAJECTORIES
         if recorded and (

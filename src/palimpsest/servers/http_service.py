@@ -24,7 +24,7 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -466,8 +466,9 @@ class ReadingThreads:
 
     def close(self) -> None:
         """End the threads after their current work."""
-        while not self._queue.empty():
-            self._queue.get()
+        with contextlib.suppress(Empty):
+            while True:
+                self._queue.get_nowait()
         for _ in range(self._count):
             self._queue.put(None)
 

@@ -26,10 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -145,7 +145,7 @@ class RetrieveRequest(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    queries: list[str] = Field(min_length=1)
+    queries: Annotated[list[str], FailFast()] = Field(min_length=1)
     topk: int | None = Field(default=None, ge=1)
     return_scores: bool = False
 

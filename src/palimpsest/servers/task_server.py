@@ -38,7 +38,7 @@ from palimpsest.engines.protocol import Sampler
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.memory.registry import admit_all, build_policy
-from palimpsest.reward.grading import Reward, build_reward
+from palimpsest.reward.grading import Reward, build_reward, graded
 from palimpsest.rollout.episode import play
 from palimpsest.servers.http_service import bound
 from palimpsest.text.chat import messages_of, neutral_codec
@@ -192,7 +192,7 @@ class TaskSession:
             return TaskPrompt(tuple(messages_of(prompt, self.tasks.codec)), params.max_tokens)
         asked.cancel()
         trajectory = self._playing.result()
-        grade = await self.tasks.reward.grade(self._problem, trajectory)
+        grade = await graded(self.tasks.reward, self._problem, trajectory)
         about = {"outcome": trajectory.outcome.value, "answer": trajectory.answer, "reason": grade.reason}
         return TaskPrompt(done=True, reward=grade.value, metadata={**about, "metrics": dict(grade.breakdown)})
 

@@ -271,3 +271,9 @@ def test_inconsistent_memact_rows_are_rejected(rejection: Any, question: str, tr
 )
 def test_a_malformed_row_is_rejected_with_the_key(rejection: Any, row: dict[str, Any], reason: str) -> None:
     assert re.search(reason, rejection(row))
+
+
+def test_a_blank_answer_of_locomo_is_no_gold(read: Any) -> None:
+    blank = [entry | ({"answer": " "} if at == 0 else {}) for at, entry in enumerate(LOCOMO["qa"])]
+    (problem,) = read(LOCOMO | {"qa": blank})
+    assert [item.answers for item in problem.questions] == [(), ("2022",)]

@@ -64,6 +64,7 @@ SHAPES: list[tuple[dict[str, Any], str | None]] = [
     ({"input": "Who?", "context": "Ann ran.", "output": "Ann"}, "Ann ran."),
     ({"question": "Who?", "answers": ["Ann"], "document": "Ann ran to Rome."}, "Ann ran to Rome."),
     ({"question": "Who?", "answer": {"value": "Ann", "aliases": ["Ann"]}, "context": "Ann ran."}, "Ann ran."),
+    ({"question": "Who?", "answer": {"value": "Ann", "aliases": "Ann"}, "context": "Ann ran."}, "Ann ran."),
     (QA | {"text": "Who? Ann ran."}, "Who? Ann ran."),
     ({"question": {"text": "Who?"}, "answers": [{"text": "Ann"}], "context": "Ann ran."}, "Ann ran."),
     ({"query": {"text": "Who?", "tokens": ["Who", "?"]}, "answer": {"text": "Ann"}, "context": "Ann ran."}, "Ann ran."),

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.config.data import StartsConfig, SyntheticConfig, Task
+from palimpsest.data.synthetic import documents
 from palimpsest.data.synthetic.documents import IN_MEMORY, SyntheticSource, make_problem
 from palimpsest.data.synthetic.families import ASKS
-from palimpsest.data.synthetic.world import ATTRIBUTES, Fact, read_fact
+from palimpsest.data.synthetic.world import ATTRIBUTES, PEOPLE, RELATIONS, Fact, read_fact
 from palimpsest.errors import DataError
 from palimpsest.types import Problem
 from support.facts import GOLDS, answer_by_reading, read_facts, values_of
@@ -268,3 +269,9 @@ def test_numbers_and_shares_out_of_bounds_are_rejected(key: str, values: Any, fi
 def test_shares_of_starts_above_one_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"data\.synthetic\.starts: .* with sum 1\.1: lower it to at most 1"):
         StartsConfig(other=0.6, evidence=0.5)
+
+
+def test_starts_need_a_fact_that_the_document_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "_facts", lambda _: ((p, r.name, "") for p in PEOPLE for r in RELATIONS))
+    with pytest.raises(DataError, match=r"data\.synthetic\.chunks"):
+        drawn(StartsConfig(other=1.0), count=1)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palimpsest.engines.embedded.forest.layout import Forest, build_forests, pack, row_of
-from palimpsest.engines.protocol import StepBatch
-from palimpsest.engines.ray.rank_batches import RankPlan, cost, deal, padding, plan
+from palimpsest.engines.protocol import StepBatch, UpdateStats
+from palimpsest.engines.ray.rank_batches import RankPlan, cost, deal, merged, padding, plan
 from support.forests import batch_of_rows, grown
 
 
@@ -105,3 +105,8 @@ def test_a_token_takes_few_bytes() -> None:
     (part,) = dealt([batch], 1, tokens=100_000).parts
     arrays = [value for name in type(part).__slots__ if isinstance(value := getattr(part, name), np.ndarray)]
     assert sum(array.nbytes for array in arrays) / (20 * 400) == pytest.approx(4 + 0.1 * 16, rel=0.1)
+
+
+def test_a_rank_without_a_maximum_does_not_count() -> None:
+    parts = [UpdateStats(maxima={"logprob_drop": -0.02}), UpdateStats(maxima={})]
+    assert merged(parts, {}).maxima == {"logprob_drop": -0.02}

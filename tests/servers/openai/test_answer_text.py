@@ -52,6 +52,13 @@ def test_the_pieces_of_an_answer_add_up_to_it(text: str, stops: tuple[str, ...])
         assert sent + stream.rest(answer) == answer
 
 
+def test_an_answer_after_thinking_replaces_the_text_before() -> None:
+    codec = base_codec()
+    stream = AnswerText(codec, ())
+    sent = "".join(stream.feed([token]) for token in codec.encode("Let me see. <think>Rome?</think> Paris"))
+    assert (sent + stream.rest("Paris")).splitlines() == ["Let me see.", "Paris"]
+
+
 def test_thinking_that_the_prompt_opened_is_not_the_answer() -> None:
     codec = base_codec()
     stream = AnswerText(codec, (), "<think>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def log_of(codec: Codec) -> dict[str, Any]:
 def test_a_log_has_turns_of_every_episode_and_scores_of_graded_ones(tiny_codec: Codec) -> None:
     log = log_of(tiny_codec)
     ids = [(sample["id"], sample["epoch"], sample["scores"]) for sample in log["samples"]]
-    assert [item[:2] for item in ids] == [("g-tea", 1), ("g-tea", 2), ("g-tea", 3), ("g-a_.._b", 1)]
+    assert [item[:2] for item in ids] == [("g-tea", 1), ("g-tea", 2), ("g-tea", 3), (ids[3][0], 1)]
+    assert ids[3][0].startswith("g-a_.._b-")
     assert [item[2].get("reward", {}).get("value") for item in ids] == [0.0, None, 1.0, 0.5]
     assert log["results"]["scores"][0]["metrics"]["mean"]["value"] == 0.5
     first = log["samples"][0]
@@ -54,3 +56,10 @@ def test_inspect_reads_a_log(tiny_codec: Codec, tmp_path: Path) -> None:
     assert (question, golds, answer, scores) == ("What is tea?", ["gold"], "answer 0", {"reward": 0.0})
     assert messages == [message["content"] for message in log["samples"][0]["messages"]]
     assert samples["g-tea", 2][-1] == {}
+
+
+def test_names_that_are_no_names_of_files_stay_apart(tiny_codec: Codec) -> None:
+    groups = [group(name, (1.0,)) for name in ("a/b", "a?b", "a_b")]
+    log = inspect_log([(sample_of(item, 0), (item, 0)) for item in groups], tiny_codec, "run", "some/model", 0.0)
+    with zipfile.ZipFile(io.BytesIO(inspect_archive(log))) as archive:
+        assert sum(name.startswith("samples/") for name in archive.namelist()) == 3

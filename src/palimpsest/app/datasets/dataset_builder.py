@@ -69,7 +69,7 @@ class Contexts:
             raise ConfigError(f"--positions {self.positions}: expected 0 (first document) to 1 (last)")
         if self.positions and (self.order != "any" or self.min_distance):
             raise ConfigError("--positions sets the positions of gold documents: omit --order and --min-distance")
-        if self.min_distance < 0 or (self.min_distance >= 1 and not float(self.min_distance).is_integer()):
+        if not self.min_distance >= 0 or (self.min_distance >= 1 and not float(self.min_distance).is_integer()):
             raise ConfigError(f"--min-distance {self.min_distance}: expected a number of documents, or a share below 1")
         placed = self.order != "any" or self.min_distance or self.positions
         if not self.documents and (placed or self.disjoint_gold or self.disjoint_documents):

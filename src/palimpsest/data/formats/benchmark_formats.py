@@ -76,7 +76,7 @@ def locomo(row: Row, fallback: str) -> Record:
     questions = [
         Question(
             fields.text(row, fields.get(row, entry, "question", f"qa[{at}]"), f"qa[{at}].question"),
-            (str(fields.get(row, entry, "answer", f"qa[{at}]")),),
+            fields.golds(row, fields.get(row, entry, "answer", f"qa[{at}]"), f"qa[{at}].answer"),
         )
         for at, entry in answered
     ]

@@ -65,7 +65,8 @@ def _golds_in(row: Row, gold: Any, name: str) -> Iterator[str]:
     if isinstance(gold, Mapping):
         key = next((key for key in ("value", "answer", "text") if key in gold), "text")
         texts = gold[key] if key in gold else get(row, gold, key, name)
-        held = [*(texts if isinstance(texts, list) else [texts]), *(gold.get("aliases") or ())]
+        aliases = gold.get("aliases") or []
+        held = [one for some in (texts, aliases) for one in (some if isinstance(some, list) else [some])]
     for one in held:
         if isinstance(one, bool):
             raise DataError(f"{row.where}: {name} must be a string, is {one}: write what replies say, as 'yes'")

@@ -149,7 +149,6 @@ def titled_paragraphs(row: Row) -> list[tuple[str, str]]:
     """(title, "title\\nsentences") of each paragraph, from either layout of HotpotQA."""
     titled = []
     for title, sentences in _pairs(row, "context", "sentences"):
-        title = fields.text(row, title, "context title", blank=True)
         if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
             raise DataError(f"{row.where}: context: paragraph {title!r} must be a list of sentences")
         titled.append((title, f"{title}\n{fields.text(row, ''.join(sentences), 'context sentences', blank=True)}"))
@@ -173,7 +172,7 @@ def corpus_paragraphs(row: Row) -> list[str]:
 def _supporting(row: Row, paragraphs: Mapping[str, list[str]]) -> tuple[list[str], tuple[str, ...]]:
     """Titles of the supporting paragraphs, and their supporting sentences; no sentences if a number has none."""
     pairs = _pairs(row, "supporting_facts", "sent_id") if row.values.get("supporting_facts") else []
-    titles = list(dict.fromkeys(fields.text(row, title, "supporting_facts title", blank=True) for title, _ in pairs))
+    titles = list(dict.fromkeys(title for title, _ in pairs))
     found = []
     for title, number in pairs:
         sentences = paragraphs.get(title, [])
@@ -196,7 +195,7 @@ def _pairs(row: Row, name: str, second: str) -> list[tuple[Any, Any]]:
             pairs.append((item[0], item[1]))
         else:
             raise DataError(f"{row.where}: {name} must be a list of [title, {second}] pairs, found {item!r:.60}")
-    return pairs
+    return [(fields.text(row, title, f"{name} title", blank=True), value) for title, value in pairs]
 
 
 def musique(row: Row, fallback: str) -> Record:

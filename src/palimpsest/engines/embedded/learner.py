@@ -96,7 +96,7 @@ class ForestLearner:
         self._reference: Any = None
         if objective == "policy" and self._loss_config.kl_loss_coef > 0:
             self._reference = model if self._adapted else copy.deepcopy(model).requires_grad_(False)
-        self._gradients = ForestGradients(model, objective, self._loss_config, self._reference is not None)
+        self._gradients = ForestGradients(model, objective, self._loss_config)
         check_savable(model, tokenizer)
         self._skips_silent = skips_silent(objective, self._loss_config)
 

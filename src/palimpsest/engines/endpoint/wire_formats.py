@@ -196,7 +196,8 @@ class TokenForm(Form):
             raise ValueError("a token is not an id")
         if len(ids) > params.max_tokens:
             raise ValueError(f"{len(ids)} tokens came back, max_tokens is {params.max_tokens}")
-        return RequestResult(ids or self.codec.stop_ids[:1], checked_logprobs(logprobs, len(ids)), ended, exact=True)
+        found = checked_logprobs(logprobs, len(ids)) if ids else ()
+        return RequestResult(ids or self.codec.stop_ids[:1], found, ended, exact=True)
 
     def check_prompt(self, choice: Any, prompt_ids: Sequence[int]) -> None:
         read = choice.get("prompt_token_ids")

@@ -113,7 +113,7 @@ class RankLearner:
         self._reference = None
         if compares:
             self._reference = self._root if adapted else self._shard(small).requires_grad_(False)
-        self._gradients = ForestGradients(self._root, objective, config.loss, self._reference is not None)
+        self._gradients = ForestGradients(self._root, objective, config.loss)
         self._origin = weights_digest(source_of(config.model).folder) if compares and dist.get_rank() == 0 else None
 
     def _shard(self, small: Any) -> ForestModel:

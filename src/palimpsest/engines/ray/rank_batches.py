@@ -215,7 +215,7 @@ def merged(stats: Sequence[UpdateStats], extra: Mapping[str, float]) -> UpdateSt
         stats[0],
         **{name: sum(getattr(part, name) for part in stats) for name in _SUMMED},
         token_sums={name: sum(part.token_sums.get(name, 0.0) for part in stats) for name in names},
-        maxima={name: max(part.maxima.get(name, 0.0) for part in stats) for name in largest},
+        maxima={name: max(part.maxima[name] for part in stats if name in part.maxima) for name in largest},
         seconds=max(part.seconds for part in stats),
         extra=dict(extra),
     )

@@ -50,10 +50,13 @@ class AnswerText:
 
     def rest(self, text: str) -> str:
         """Unsent part of `text`."""
-        if not text.startswith(self._sent):
+        sent, self._sent = self._sent, text
+        if text.startswith(sent):
+            return text[len(sent) :]
+        if sent.startswith(text):
+            self._sent = sent
             return ""
-        new, self._sent = text[len(self._sent) :], text
-        return new
+        return f"\n{text}"
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -76,6 +76,7 @@ _NAMED = re.compile(r"<(filename|source|title)>([^<>]*)</\1>", re.IGNORECASE)
 _CONTENT = re.compile(r"<(document_contents?|contents?|page_content)>", re.IGNORECASE)
 _CONTENT_END = re.compile(r"</(document_contents?|contents?|page_content)>", re.IGNORECASE)
 _WRAPPERS = re.compile(r"</?(?:files?|contextItem)>|<!\[CDATA\[|\]\]>", re.IGNORECASE)
+_INK = re.compile(r"\S")
 INSTRUCTION = 4000
 """Characters of the longest instruction: longer text around a question is part of the document."""
 
@@ -103,7 +104,7 @@ def tagged(message: str, takes: Takes) -> SplitMessage | None:
     """
     pairs = _pairs(message)
     texts, around, question, cursor, after = list[Named](), list[str](), "", 0, 0
-    for pair, kids in _tree([pair for pair in pairs if pair.inner(message).strip()]):
+    for pair, kids in _tree([pair for pair in pairs if _INK.search(message, pair.inner_start, pair.inner_end)]):
         around.append(message[cursor : pair.start])
         cursor = pair.end
         if pair.kind in _QUESTION_TAGS:

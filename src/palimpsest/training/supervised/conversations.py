@@ -99,7 +99,12 @@ def read_conversations(path: str | Path, *, memory_first: bool = False) -> Itera
         if not parsed:
             raise DataError(f"{row.where}: messages has none with role 'assistant' to imitate")
         tools = _list(row, row.values.get("tools") or [], "tools")
+        for i, tool in enumerate(tools):
+            shown = tool.get("function", tool) if isinstance(tool, Mapping) else tool
+            fields.text(row, fields.get(row, shown, "name", f"tools[{i}]"), f"tools[{i}].name")
         thinking = row.values.get("enable_thinking")
+        if thinking is not None and not isinstance(thinking, bool):
+            raise DataError(f"{row.where}: enable_thinking must be true or false, is {thinking!r:.40}")
         name = fields.identity(row, f"{path.stem}-{row.index}")
         yield Conversation(name, row.where, tuple(parsed), tuple(map(_without_none, tools)), thinking)
 

@@ -208,7 +208,7 @@ def _sample(sample: Sample, recorded: Recorded | None, codec: Codec, model: str)
     stop = _STOPS.get(turns[-1].completion.stop_reason, "unknown") if turns else "unknown"
     choices = [] if sample.answer is None and not turns else [{"message": message, "stop_reason": stop}]
     return {
-        "id": "".join(c if c.isalnum() or c in " .-_,@#" else "_" for c in name),  # a part of a file's name
+        "id": _file_name(name),
         "epoch": epoch,
         "input": sample.question,
         "target": list(sample.answers),
@@ -264,6 +264,16 @@ def inspect_archive(log: dict[str, Any]) -> bytes:
 def _usage(samples: Sequence[Sample]) -> dict[str, int]:
     read, sampled = sum(sample.prompt_tokens for sample in samples), sum(sample.sampled_tokens for sample in samples)
     return {"input_tokens": read, "output_tokens": sampled, "total_tokens": read + sampled}
+
+
+def _file_name(name: str) -> str:
+    """`name` as a part of a file's name, unlike that of any other.
+
+    >>> _file_name("musique-7"), _file_name("a/b")[:4]
+    ('musique-7', 'a_b-')
+    """
+    safe = "".join(c if c.isalnum() or c in " .-_,@#" else "_" for c in name)
+    return safe if safe == name else f"{safe}-{_id(name)}"
 
 
 def _id(*fields: object) -> str:

@@ -10,9 +10,10 @@ export function ticks(low, high, count) {
   const raw = (high - low) / Math.max(1, count) || 1;
   const size = Math.pow(10, Math.floor(Math.log10(raw)));
   const step = [1, 2, 5, 10].map((factor) => factor * size).find((factor) => factor >= raw * 0.75) || raw;
+  const first = Math.ceil(low / step) * step;
   const values = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) {
-    values.push(Number(value.toPrecision(12)));
+  for (let n = 0; first + n * step <= high + step * 1e-9; n += 1) {
+    values.push(Number((first + n * step).toPrecision(12)));
   }
   return values;
 }
@@ -116,7 +117,7 @@ export function chart(container, options) {
       for (const point of series.points) if (isInDomain(point)) (xs.push(point[0]), ys.push(point[1]));
       for (const point of series.band || []) if (isInDomain(point)) (xs.push(point[0]), ys.push(point[1], point[2]));
     }
-    const [x0, x1] = state.domain || extent(xs, state.log ? 0.0 : 0), [y0, y1] = state.range || extent(ys, 0.06);
+    const [x0, x1] = state.domain || extent(xs, 0), [y0, y1] = state.range || extent(ys, 0.06);
     const w = width - LEFT - RIGHT, h = state.height - TOP - BOTTOM, axisStart = toAxis(x0), axisEnd = toAxis(x1);
     return {
       x0,

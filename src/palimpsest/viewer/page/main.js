@@ -44,7 +44,7 @@ async function draw() {
       throw new Error("this short address needs a viewer with a single source; choose one from the list");
     }
     const stopScreen = await SCREENS[route.screen](container, route);
-    if (EPISODES.includes(route.screen)) showDecoderNotice(route, main);
+    if (EPISODES.includes(route.screen)) showDecoderNotice(route, main, () => drawNumber === drawCount);
     if (exported && LISTS.includes(route.screen)) await showOmissions(container);
     if (drawNumber === drawCount) stop = stopScreen || null;
     else if (stopScreen) stopScreen();
@@ -93,10 +93,10 @@ async function showOmissions(container) {
 }
 
 // Without a tokenizer, ids replace text: a notice explains why.
-async function showDecoderNotice(route, main) {
+async function showDecoderNotice(route, main, isCurrent) {
   const decoder = await get(apiPath({ run: route.run, step: route.step }) + "/decoder").catch(() => ({ why: null }));
   const isShown = [...main.querySelectorAll(":scope > .notice")].some((notice) => notice.textContent === decoder.why);
-  if (decoder.why && !isShown) main.prepend(el("div", { class: "notice notice-warn" }, decoder.why));
+  if (decoder.why && !isShown && isCurrent()) main.prepend(el("div", { class: "notice notice-warn" }, decoder.why));
 }
 
 function errorNotice(error) {

@@ -73,10 +73,9 @@ class ForestGradients:
         model: Any,
         objective: Objective,
         loss: LossConfig,
-        has_reference: bool,
     ) -> None:
         self._model = model
-        self._objective, self._config, self._has_reference = objective, loss, has_reference
+        self._objective, self._config = objective, loss
 
     def accumulate(self, forests: Sequence[Forest], forward: Forward, old: OldLogprobs | None = None) -> UpdateStats:
         """Add the gradient of all `forests`; `old`: the ratio's old log-probabilities, None: those computed here."""
@@ -117,7 +116,7 @@ class ForestGradients:
             sums["entropy_sum"] = entropy.sum()
         else:
             reference = None
-            if self._has_reference:
+            if self._config.kl_loss_coef > 0:
                 with torch.no_grad():
                     reference = forward(forest, True)[0]
             loss, sums = policy_loss(

@@ -177,6 +177,9 @@ class Stepped:
     """Id and log-probability of a token, per streamed request."""
 
 
+_PREFILL_TOKENS = 8192  # of prompts that one step computes
+
+
 class ContinuousBatch:
     """The sequences in flight on one model."""
 
@@ -185,7 +188,6 @@ class ContinuousBatch:
         model: Any,
         *,
         max_num_seqs: int = 128,
-        prefill_tokens: int = 8192,
         cache_tokens: int = CACHE_TOKENS,
         memory: int | None = None,
         fused: bool = True,
@@ -198,7 +200,7 @@ class ContinuousBatch:
         self.vocab = int(model.get_output_embeddings().weight.shape[0])
         self.version = 0
         self.counters = SamplerStats()
-        self._prefill_tokens, self._slots = prefill_tokens, max_num_seqs
+        self._slots = max_num_seqs
         self._pool, self._forward = sampling_of(model, memory, fused=fused)
         most = cache_tokens if memory is None else memory // 2 // self._pool.row_bytes(1)
         self._cache = PrefixCache(self._pool, min(cache_tokens, most))
@@ -358,7 +360,7 @@ class ContinuousBatch:
                 left.append(request)
                 continue
             size = len(request.prompt) - len(stored)
-            if batch and max(width, size) * (len(batch) + 1) > self._prefill_tokens:
+            if batch and max(width, size) * (len(batch) + 1) > _PREFILL_TOKENS:
                 left += self._waiting[index:]
                 break
             width = max(width, size)

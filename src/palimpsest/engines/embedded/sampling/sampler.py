@@ -248,7 +248,6 @@ class EmbeddedSampler(BatchSampler):
         thread: ComputeThread | None = None,
         version: int = 0,
         max_num_seqs: int = 128,
-        prefill_tokens: int = 8192,
         cache_tokens: int = CACHE_TOKENS,
         memory: int | None = None,
         fused: bool = True,
@@ -258,7 +257,6 @@ class EmbeddedSampler(BatchSampler):
         batch = ContinuousBatch(
             model,
             max_num_seqs=max_num_seqs,
-            prefill_tokens=prefill_tokens,
             cache_tokens=cache_tokens,
             memory=memory,
             fused=fused,

@@ -109,6 +109,7 @@ export async function show(main, route) {
     Object.assign(metricsState, { file: metrics.file, next: metrics.next, clocks: timings.next });
     metricsState.rows.push(...metrics.rows);
     metricsState.timings.push(...timings.rows);
+    facts.metrics = currentFacts.metrics;
     head(currentFacts, steps);
     showAlarms(elements.alarms, alarms);
     if (metrics.rows.length || !curves.isDrawn()) curves.draw(metricsState.rows, metricsState.timings);
@@ -138,6 +139,7 @@ async function openNewest(route, path) {
 }
 
 function showError(container, error) {
+  delete container.dataset.alarms;
   clear(container).append(el("div", { class: "notice notice-bad", role: "alert" }, error.message));
 }
 
@@ -231,12 +233,13 @@ function metricCharts(container, route, facts) {
     { type: "button", hidden: domain === null, onclick: () => zoom(null) },
     "Show all steps",
   );
+  const metricNames = el("datalist", { id: "metric-names" });
   const tools = el(
     "div",
     { class: "tools" },
     el("label", null, "Smoothing ", slider),
     picker,
-    el("datalist", { id: "metric-names" }, facts.metrics.map((name) => el("option", { value: name }))),
+    metricNames,
     resetZoom,
     el("span", { class: "faint" }, "Drag to zoom, click for the episodes of the nearest recorded step."),
   );
@@ -261,6 +264,7 @@ function metricCharts(container, route, facts) {
   function draw(newRows, newTimings) {
     rows = newRows;
     timings = newTimings;
+    clear(metricNames).append(...facts.metrics.map((name) => el("option", { value: name })));
     const sections = chartSections(), names = JSON.stringify(sections);
     if (all !== names) {
       all = names;
