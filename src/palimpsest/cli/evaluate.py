@@ -137,16 +137,15 @@ def evaluate(
     given: dict[str, Any] = {"policy": policy, "recipe": recipe, "corpus": corpus, "limit": limit, "base_url": base_url}
     given["data"] = None if not data else data[0] if len(data) == 1 else tuple(data)
     given |= {name: numbers(f"--{name}", what, texts) for name, (what, texts) in sizes.items() if texts is not None}
+    given |= {"api_key_env": api_key_env, "tokenizer": tokenizer, "samples": samples, "baselines": baselines}
     if regrade is not None:
         if columns is not None:
             raise ConfigError("--map: --regrade reads no data; omit it")
-        given |= {"api_key_env": api_key_env, "tokenizer": tokenizer, "samples": samples, "baselines": baselines}
         given |= {"seed": seed, "force": force}
         _show([_regrade(regrade, models, overrides, out, given)], json=json)
         return
     first, *rest = models or ["embedded"]
     given["columns"] = None if columns is None else named_columns(columns)
-    given |= {"api_key_env": api_key_env, "tokenizer": tokenizer, "samples": samples, "baselines": baselines}
     request = EvalRequest(model=first, overrides=overrides, seed=seed, **given)
     requests = requests_of(models, request, out) if rest else {out: request}
     plans = {folder: entry.plan() for folder, entry in requests.items()}
@@ -183,8 +182,7 @@ def _regrade(
     if len(models) > 1:
         raise ConfigError(f"--regrade {folder}: has one model, not {', '.join(models)}; omit them")
     model = models[0] if models else None
-    kwargs: dict[str, Any] = {name: value for name, value in played.items() if value is not None}
-    return evaluate_folder(model, regrade=folder, overrides=overrides, out=out, progress=Terminal(), **kwargs)
+    return evaluate_folder(model, regrade=folder, overrides=overrides, out=out, progress=Terminal(), **played)
 
 
 # ---- An evaluation as a table -------------------------------------------------------------------------------

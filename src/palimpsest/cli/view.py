@@ -59,7 +59,7 @@ def view(
     """
     if export is not None:
         if follow or server_key_env or (host, port) != ("127.0.0.1", 7800):
-            raise ConfigError("--follow, --host, --port and --server-key-env are of the viewer: omit --export, or them")
+            raise ConfigError("--export serves no page: omit --follow, --host, --port and --server-key-env")
         _export(list(paths or [Path("runs")]), export, episodes, step, tokenizer, force)
         return
     if episodes is not None or step is not None or force:
