@@ -15,14 +15,12 @@ can send requests to a server without a token.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +39,7 @@ from palimpsest.retrieval.dense import DenseIndex
 from palimpsest.retrieval.search import Bm25Index, Coalescer, Hit, Index
 from palimpsest.servers.http_service import (
     Intake,
+    ReadingThreads,
     Refused,
     RequestGuard,
     Server,
@@ -115,29 +114,14 @@ def _held(key: Hashable, answer: bytes) -> int:
 # ---- The retrieval server ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RetrievalLimits:
-    """Limits of the server."""
-
-    body_bytes: int = 1 << 20
-    body_seconds: float = 30.0
-    """Seconds for a complete body."""
-    bodies_bytes: int = 64 << 20
-    """Bytes of all incomplete bodies."""
-    queries: int = 128
-    query_characters: int = 4096
-    topk: int = 100
-    waiting: int = 256
-    """Requests searching or waiting."""
-    threads: int = 1
-    """Searches at a time. A second thread would compete with the first and with the event loop for the interpreter."""
-    together: int = 16
-    """Queries of waiting requests in one search."""
-    cache_entries: int = 20_000
-    cache_bytes: int = 64 << 20
-
-
-_USUAL_TOPK = 5  # without one in the request
+BODY_BYTES, BODY_SECONDS = 1 << 20, 30.0
+BODIES_BYTES = 64 << 20  # of all incomplete bodies
+QUERIES, QUERY_CHARACTERS, TOPK = 128, 4096, 100
+USUAL_TOPK = 5  # without one in the request
+WAITING = 256  # requests searching or waiting
+THREADS = 1  # a second one would compete with it and with the event loop for the interpreter
+TOGETHER = 16  # queries of waiting requests in one search
+CACHE_ENTRIES, CACHE_BYTES = 20_000, 64 << 20
 
 
 class RetrieveRequest(BaseModel):
@@ -154,13 +138,12 @@ class RetrievalService:
     """The routes and their state. For one event loop."""
 
     def __init__(self, index: Index, *, token: str | None = None) -> None:
-        self.limits = RetrievalLimits()
-        self.cache = BytesCache(self.limits.cache_entries, self.limits.cache_bytes)
+        self.cache = BytesCache(CACHE_ENTRIES, CACHE_BYTES)
         self._index = index
         self._guard = RequestGuard(token)
-        self._intake = Intake(self.limits.bodies_bytes)
-        self._threads = ThreadPoolExecutor(self.limits.threads, thread_name_prefix="search")
-        self._searches = Coalescer(self._run_search, running=self.limits.threads, together=self.limits.together)
+        self._intake = Intake(BODIES_BYTES)
+        self._threads = ReadingThreads(THREADS, "search")
+        self._searches = Coalescer(self._run_search, running=THREADS, together=TOGETHER)
         self._waiting = 0
         self._queries, self._seconds = 0, 0.0
 
@@ -176,18 +159,18 @@ class RetrievalService:
         )
 
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.close()
 
     async def _retrieve(self, request: Request) -> Response:
         began = time.perf_counter()
         body = await self._intake.body(
             request,
-            most=self.limits.body_bytes,
-            seconds=self.limits.body_seconds,
+            most=BODY_BYTES,
+            seconds=BODY_SECONDS,
             advice="send fewer queries at a time",
         )
         ask = self._parse(body)
-        topk = ask.topk or _USUAL_TOPK
+        topk = ask.topk or USUAL_TOPK
         answers = {query: self.cache.get((query, topk, ask.return_scores)) for query in ask.queries}
         missing = [query for query, answer in answers.items() if answer is None]
         if missing:
@@ -201,7 +184,7 @@ class RetrievalService:
         return Response(b'{"result":[' + joined + b"]}", media_type="application/json")
 
     async def _search(self, queries: list[str], topk: int, scores: bool) -> list[bytes]:
-        if self._waiting >= self.limits.waiting:
+        if self._waiting >= WAITING:
             raise Refused(503, f"{self._waiting} requests are waiting already; try again later")
         self._waiting += 1
         try:
@@ -210,8 +193,7 @@ class RetrievalService:
             self._waiting -= 1
 
     async def _run_search(self, queries: Sequence[str], topk: int) -> list[tuple[bytes, bytes]]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, _answers, self._index, queries, topk)
+        return await self._threads.run(lambda: _answers(self._index, queries, topk))
 
     def _parse(self, body: bytes) -> RetrieveRequest:
         try:
@@ -222,12 +204,11 @@ class RetrievalService:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"])) or "the body"
             raise Refused(400, f"{field}: {first['msg']}, is {shown(first['input'])}") from None
-        limits = self.limits
         longest = max(map(len, ask.queries))
         for name, value, most in (
-            ("queries", len(ask.queries), limits.queries),
-            ("the longest query's characters", longest, limits.query_characters),
-            ("topk", ask.topk or 1, limits.topk),
+            ("queries", len(ask.queries), QUERIES),
+            ("the longest query's characters", longest, QUERY_CHARACTERS),
+            ("topk", ask.topk or 1, TOPK),
         ):
             if value > most:
                 raise Refused(400, f"{name}: at most {most}, is {value}")
@@ -235,7 +216,7 @@ class RetrievalService:
 
     def _queue_status(self, _: Request) -> Response:
         waiting = self._searches.waiting
-        status = {"running": self._waiting - waiting, "waiting": waiting, "max_waiting": self.limits.waiting}
+        status = {"running": self._waiting - waiting, "waiting": waiting, "max_waiting": WAITING}
         return json_response(status)
 
     def _metrics(self, _: Request) -> Response:

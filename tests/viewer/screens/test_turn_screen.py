@@ -86,7 +86,6 @@ def test_tokens_have_log_probability_text_and_mask() -> None:
     assert column(view, "text")[:2] == ["A", "B"]
     assert column(view, "control") == [False, False, True]
     assert column(view, "trained") == [True] * 3
-    assert view["entropy"] is None
 
 
 def test_advantages_are_those_of_training_with_its_credit() -> None:

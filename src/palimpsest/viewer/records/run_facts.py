@@ -21,7 +21,6 @@ from palimpsest.config.yaml_text import first_line, read
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import IDENTITY, REQUESTED, SAMPLES, SUMMARY
 from palimpsest.files import read_regular
-from palimpsest.runs.checkpoint import CHECKPOINTS, checkpoint_paths
 from palimpsest.runs.jsonl_rows import is_number, whole, with_number
 from palimpsest.runs.resume_rules import EVENTS, resume_command
 from palimpsest.runs.run_folder import CONFIG, METRICS, TIMINGS, TRAJECTORIES
@@ -89,9 +88,7 @@ class RunFacts:
         return {
             **facts,
             "metrics": names_of(self.files.rows(source.path / METRICS)),
-            "checkpoints": [path.name for path in checkpoint_paths(source.path / CHECKPOINTS)],
             "seconds_left": seconds_left(timings, row["step"], row["steps"]),
-            "records": (source.path / TRAJECTORIES).is_dir(),
         }
 
     def alarms(self, source: Source) -> list[Alarm]:

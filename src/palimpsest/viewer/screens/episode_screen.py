@@ -246,7 +246,6 @@ def _turn(story: Story, index: int, turn: Turn) -> dict[str, Any]:
         "role": turn.role,
         "state": labels[0],
         "marks": labels,
-        "prompt": len(turn.prompt_ids),
         "sampled": len(turn.completion.token_ids),
         "chunk": turn.notes.get("chunk"),
         "offset": None if step is None else step.offset,

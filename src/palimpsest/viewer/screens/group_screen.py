@@ -196,7 +196,6 @@ def problem_value(problem: Problem) -> dict[str, Any]:
         "id": problem.id,
         "question": problem.question,
         "answers": list(problem.answers),
-        "questions": [{"question": one.text, "answers": list(one.answers)} for one in problem.questions],
         "facts": {name: value for name, value in problem.metadata.items() if isinstance(value, str | int | float)},
     }
 
@@ -211,12 +210,7 @@ def rollout_value(opened: Opened, rollout: int) -> dict[str, Any]:
         "outcome": story.trajectory.outcome.value,
         "answer": story.trajectory.answer,
         "answers": list(story.trajectory.answers),
-        "grade": {
-            "value": grade.value,
-            "reason": grade.reason,
-            "breakdown": dict(grade.breakdown),
-            "per_turn": None if grade.per_turn is None else list(grade.per_turn),
-        },
+        "grade": {"value": grade.value, "reason": grade.reason},
         "advantage": opened.advantages.of_rollouts[rollout],
         "advantage_is": opened.advantages.what,
     }
@@ -271,10 +265,7 @@ def _forest(opened: Opened) -> dict[str, Any]:
         "logical_tokens": forest.logical_tokens,
         "physical_tokens": forest.physical_tokens,
         "computed": None if opened.computed is None else asdict(opened.computed),
-        "rows": [
-            {"rollout": row.rollout, "segment": row.segment, "turns": list(row.turns), "tokens": len(row.tokens)}
-            for row in forest.rows
-        ],
+        "rows": [{"rollout": row.rollout, "turns": list(row.turns), "tokens": len(row.tokens)} for row in forest.rows],
         "nodes": [_node(opened, forest, index) for index in shown],
         "nodes_left_out": len(forest.nodes) - len(shown),
     }

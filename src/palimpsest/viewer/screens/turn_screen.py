@@ -58,7 +58,6 @@ def token_view(opened: Opened, rollout: int, turn: int) -> dict[str, Any]:
         "reward_of_spans": [
             {"start": one.start, "end": one.end, "value": one.value} for one in grade.spans if one.turn == turn
         ],
-        "entropy": None,
         "note": "the record lacks entropy; the surprise of a token is -logprob",
     }
 
@@ -155,7 +154,6 @@ def _memory_value(story: Story, step: TimelineStep) -> dict[str, Any]:
         "after": story.words(step.after).text,
         "before_tokens": len(story.words(step.before).ids),
         "after_tokens": len(story.words(step.after).ids),
-        "changed": step.changed,
         "offset": step.offset,
     }
 
@@ -228,7 +226,6 @@ def _pieces(story: Story, turn: Turn, number: int | None, diff: MemoryDiff | Non
             "label": _label(name, turn),
             "text": words.text,
             "tokens": len(words.ids),
-            "at": list(turn.spans[name]) if name in turn.spans else None,
             "spans": [] if diff is None else _taken(diff, name),
             "evidence": _evidence(story, text),
             "whole": name != "prompt" or len(turn.prompt_ids) <= _LONGEST,

@@ -94,7 +94,7 @@ class ViewerApi:
 
     def _run(self, query: Query, source: Source) -> Any:
         evaluated = any(path.is_file() for path in logs_of(source).values())
-        return {**self.facts.all(source), "evaluated": evaluated, "recorded": bool(steps_of(source))}
+        return {**self.facts.all(source), "evaluated": evaluated}
 
     def _rows(self, query: Query, source: Source, name: str) -> Any:
         if source.kind is not SourceKind.RUN:
