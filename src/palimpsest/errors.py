@@ -148,6 +148,15 @@ async def closed_after(work: Awaitable[T], close: Callable[[], Awaitable[None]],
     return done
 
 
+def first_line(error: BaseException) -> str:
+    """First line of an error's text; its class if it has no text.
+
+    >>> first_line(OSError(" no room\\nat all")), first_line(EOFError())
+    ('no room', 'EOFError')
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def raised_at(error: BaseException) -> str:
     """FILE:LINE of an error: the innermost line outside this package and installed ones, otherwise the innermost.
     Stores the traceback for `take_tracebacks`."""

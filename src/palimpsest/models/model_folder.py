@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.config.engine import SHIPPED, named
-from palimpsest.errors import ModelError, PalimpsestError, nearest
+from palimpsest.errors import ModelError, PalimpsestError, first_line, nearest
 from palimpsest.models.checkpoint_manifest import verify_folder
 from palimpsest.models.model_files import (
     ADAPTER_SETTINGS,
@@ -96,16 +96,12 @@ def hub_folder(name: str, *, weights: bool = True) -> Path:
     except HFValidationError:
         raise ModelError(f"{here}, and not a hub id such as Qwen/Qwen3-4B") from None
     except HfHubHTTPError as error:
-        raise ModelError(f"{here}, and the hub returns no such model ({_first(error)})") from None
+        raise ModelError(f"{here}, and the hub returns no such model ({first_line(error):.200})") from None
     except Exception as error:  # noqa: BLE001  the client's errors differ between versions
         raise ModelError(
-            f"{here}, not in the local cache, and the hub can't be reached ({_first(error)}): use a folder, or go "
-            "online"
+            f"{here}, not in the local cache, and the hub can't be reached ({first_line(error):.200}): use a folder, "
+            "or go online"
         ) from None
-
-
-def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 # ---- Lookup of a model by name -------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ import numpy as np
 
 from palimpsest.config.install_hints import install_line
 from palimpsest.data.formats.corpus import read_corpus, searched_text
-from palimpsest.errors import ConfigError, DataError
+from palimpsest.errors import ConfigError, DataError, first_line
 from palimpsest.retrieval import index_folder
 from palimpsest.retrieval.index_folder import PassageStore, top, written
 from palimpsest.retrieval.search import Hit
@@ -214,5 +214,4 @@ def _given(path: Path) -> tuple[tuple[int, int], Callable[[int, int], np.ndarray
             raise ValueError(f"a {type(flat).__name__}; only flat indexes have their vectors")
         return (flat.ntotal, flat.d), lambda at, end: flat.reconstruct_n(at, end - at)
     except (OSError, EOFError, ValueError, RuntimeError, MemoryError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"--vectors {path}: {reason:.200}") from None
+        raise DataError(f"--vectors {path}: {first_line(error):.200}") from None

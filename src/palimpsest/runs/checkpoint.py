@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest import files
-from palimpsest.errors import CheckpointError, NotWritten
+from palimpsest.errors import CheckpointError, NotWritten, first_line
 from palimpsest.models.checkpoint_manifest import FORMAT, MANIFEST, read_manifest, sealed, verify_files
 from palimpsest.notes import Note
 from palimpsest.provenance import MADE_WITH, environment
@@ -120,7 +120,7 @@ class Checkpoints:
     def _no_room(self, path: Path, written: int, free: int, error: Exception) -> str:
         needed = max((_size(old) for old in self.paths()), default=0)
         wants = f"about {needed:,} bytes are needed, " if needed else ""
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         room = "raise `ulimit -f`" if os.strerror(errno.EFBIG) in reason else f"{free:,} are free on the disk"
         return f"{path} can't be written ({reason}): {written:,} bytes were, {wants}{room}"
 

@@ -16,7 +16,7 @@ from datetime import date
 from functools import lru_cache
 from typing import Any
 
-from palimpsest.errors import ModelError, nearest
+from palimpsest.errors import ModelError, first_line, nearest
 from palimpsest.text import chat_template_probe
 
 KEY = "model.chat_template_kwargs"
@@ -64,7 +64,7 @@ def render(tokenizer: Any, messages: Sequence[Message], variables: Mapping[str, 
     try:
         text = tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=False, **context)
     except Exception as error:  # noqa: BLE001  a template may raise anything: a refusal
-        raise Refusal((str(error).strip() or type(error).__name__).splitlines()[0][:200]) from None
+        raise Refusal(first_line(error)[:200]) from None
     return str(text)
 
 

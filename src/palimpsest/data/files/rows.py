@@ -35,7 +35,7 @@ from palimpsest.config.data import how_to_get
 from palimpsest.config.install_hints import install_line
 from palimpsest.data.files import text_files
 from palimpsest.data.files.text_files import WIDE, convert, not_text, not_utf8, opened, text_rows, unpacked_name
-from palimpsest.errors import DataError
+from palimpsest.errors import DataError, first_line
 from palimpsest.files import NoRegularFile
 from palimpsest.plugin_kinds import OBJECT
 from palimpsest.plugins import object_named
@@ -178,8 +178,9 @@ def parquet(path: Path) -> Iterator[tuple[Any, str]]:
                     row += 1
                     yield values, f"row {row}"
     except (ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: damaged or cut short after {row} rows, fetch it again (parquet: {reason})") from None
+        raise DataError(
+            f"{path}: damaged or cut short after {row} rows, fetch it again (parquet: {first_line(error)})"
+        ) from None
 
 
 def _seekable(file: BufferedReader) -> BinaryIO:

@@ -58,7 +58,7 @@ from palimpsest.engines.embedded.model_loading import save_adapter
 from palimpsest.engines.embedded.optim import Optimizer
 from palimpsest.engines.embedded.weight_transfer import no_room, size_of, write_untied
 from palimpsest.engines.protocol import FOREST_REUSE, Limits, Objective, StepBatch, UpdateStats
-from palimpsest.errors import CheckpointError
+from palimpsest.errors import CheckpointError, first_line
 from palimpsest.files import hashes
 from palimpsest.models.checkpoint_manifest import STATE_FOLDER
 from palimpsest.models.model_files import refusing
@@ -170,8 +170,7 @@ class ForestLearner:
             tensors = read_shares(inner, facts.version) if in_shares else load_file(inner / "optimizer.safetensors")
             saved = _saved_weights(self._model, folder)
         except (OSError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise CheckpointError(f"checkpoint {folder}: {reason}; use an older one or start over") from None
+            raise CheckpointError(f"checkpoint {folder}: {first_line(error)}; use an older one or start over") from None
         if self._reference is not None and facts.reference != self._origin(in_shares):
             raise CheckpointError(
                 f"checkpoint {folder}: loss.kl_loss_coef compares with another model than the run started from; "

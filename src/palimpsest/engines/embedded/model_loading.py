@@ -39,7 +39,7 @@ from palimpsest.engines.embedded import compute
 from palimpsest.engines.embedded.architecture import check_class, context_of, merged_weight
 from palimpsest.engines.embedded.parity import admit
 from palimpsest.engines.protocol import Limits, Objective
-from palimpsest.errors import ConfigError, ModelError
+from palimpsest.errors import ConfigError, ModelError, first_line
 from palimpsest.models.model_files import ADAPTER_SETTINGS, check_used, check_weights, refusing
 from palimpsest.models.model_folder import adapters_of, open_model, stored_dtype
 
@@ -62,7 +62,7 @@ def adapted(model: Any, config: AdapterConfig, path: str) -> Any:
             model = peft.get_peft_model(model, settings)
         except ValueError as error:
             raise ModelError(
-                f"model.lora.target_modules={list(config.target_modules or ())}: {str(error).splitlines()[0]}"
+                f"model.lora.target_modules={list(config.target_modules or ())}: {first_line(error)}"
             ) from None
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         if any("lora_" in name for name, _ in layer.named_parameters()):

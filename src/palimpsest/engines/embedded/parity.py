@@ -39,7 +39,7 @@ from palimpsest.engines.embedded.forest.attention import NAME, PRECISE, register
 from palimpsest.engines.embedded.sampling.continuous_batch import StateForward, StatePool
 from palimpsest.engines.embedded.sampling.forward import Decode, Forward, HFForward, Prefill
 from palimpsest.engines.embedded.sampling.kv_cache import KVPool, KVShape
-from palimpsest.errors import ModelError
+from palimpsest.errors import ModelError, first_line
 
 FLOOR = {torch.float64: 1e-6, torch.float32: 1e-4}  # of the logits' spread: less passes for any noise
 LEAST = 0.02  # the same for shorter floats
@@ -75,11 +75,7 @@ def fault_of(check: Callable[[], str | None]) -> str | None:
     try:
         return check()
     except (ModelError, *_ERRORS) as error:
-        return _line(error)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return first_line(error)
 
 
 @torch.no_grad()
@@ -180,7 +176,7 @@ def admit(model: Any) -> None:
         _check_head(model)
         _check_positions(model)
     except _ERRORS as error:
-        raise ModelError(f"{refusal}: its forward fails ({_line(error):.160})") from None
+        raise ModelError(f"{refusal}: its forward fails ({first_line(error):.160})") from None
     reason = _fault(model, _pooled)
     choose(model, sampling="pool" if reason is None else "cache", sampling_reason=reason or "")
     if reason is None or _fault(model, partial(_kept, keep=True)) is None:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from palimpsest.engines.embedded.model_loading import merged_weights, untied
-from palimpsest.errors import EngineError
+from palimpsest.errors import EngineError, first_line
 
 _INDEX = "model.safetensors.index.json"
 _WHOLE, _REST, _HEAD = "model.safetensors", "model-1.safetensors", "output-projection.safetensors"
@@ -55,9 +55,8 @@ def no_room(folder: Path, error: Exception, *, needed: int, key: str) -> EngineE
     """Error of a disk that lacks room for `needed` bytes of weights; `key` names the folder."""
     at = folder if folder.is_dir() else folder.parent
     written = sum(file.stat().st_size for file in folder.glob("*"))
-    reason = (str(error) or type(error).__name__).splitlines()[0]
     return EngineError(
-        f"{folder}: writing the weights failed ({reason}) after {written:,} of {needed:,} bytes, "
+        f"{folder}: writing the weights failed ({first_line(error)}) after {written:,} of {needed:,} bytes, "
         f"with {shutil.disk_usage(at).free:,} free on the disk; free some space, or set {key} to another disk"
     )
 

@@ -31,7 +31,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from palimpsest.engines import process_guard
 from palimpsest.engines.process_guard import GuardedFolder, memory_folder
-from palimpsest.errors import GOES_ON, PalimpsestError, ProcessesLost, RunError, SamplerError
+from palimpsest.errors import GOES_ON, PalimpsestError, ProcessesLost, RunError, SamplerError, first_line
 
 # ---- Results with a time limit -------------------------------------------------------------------------------
 
@@ -142,8 +142,7 @@ def cause_of(error: BaseException) -> BaseException:
 
 def line_of(error: BaseException) -> str:
     """Class and first line."""
-    text = str(error).strip() or type(error).__name__
-    return f"{type(error).__name__}: {text.splitlines()[0]}"[:300]
+    return f"{type(error).__name__}: {first_line(error)}"[:300]
 
 
 # ---- Ray processes and messages ------------------------------------------------------------------------------
