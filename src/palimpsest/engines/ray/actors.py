@@ -145,7 +145,6 @@ class ActorReply:
     """A text is the reason of a failure."""
     streamed: Sequence[tuple[int, int, float]]
     counters: SamplerStats
-    evicted: int
 
 
 class SamplerCopy:
@@ -184,7 +183,7 @@ class SamplerCopy:
         streamed = [(numbers[id(request)], token, logprob) for request, token, logprob in stepped.streamed]
         for number, _ in ended:
             del self._requests[number]
-        return ActorReply(ended, streamed, self._batch.counters, self._batch.evicted)
+        return ActorReply(ended, streamed, self._batch.counters)
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]:
         return self._batch.score(prompt_ids, ids)

@@ -57,7 +57,7 @@ class RemoteBatch:
     """A `Batch` in the process of a sampler. Satisfies `embedded.sampling.sampler.Steps`."""
 
     def __init__(self, group: ActorGroup, index: int, vocab: int) -> None:
-        self.vocab, self.version, self.counters, self.evicted = vocab, 0, SamplerStats(), 0
+        self.vocab, self.version, self.counters = vocab, 0, SamplerStats()
         self._group, self._index = group, index
         self._requests: dict[int, Request] = {}
         self._last = 0
@@ -79,7 +79,7 @@ class RemoteBatch:
         )
         for number in gone:
             del self._requests[number]
-        self.counters, self.evicted = reply.counters, reply.evicted
+        self.counters = reply.counters
         streamed = [(self._requests[number], token, logprob) for number, token, logprob in reply.streamed]
         ended = [
             (self._requests.pop(number), SamplerError(result) if isinstance(result, str) else result)

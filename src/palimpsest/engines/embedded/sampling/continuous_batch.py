@@ -209,11 +209,6 @@ class ContinuousBatch:
         self._requests: dict[int, Request] = {}
         self._stepped = Stepped()
 
-    @property
-    def evicted(self) -> int:
-        """Tokens evicted from the prefix cache."""
-        return self._cache.evicted
-
     def step(self, arrivals: Sequence[Request], dropped: Collection[Request]) -> Stepped:
         """Compute one token per request in flight, after adding `arrivals` and removing `dropped`."""
         started = time.perf_counter()
@@ -221,6 +216,7 @@ class ContinuousBatch:
         self._drop(dropped)
         self._waiting += arrivals
         self._step()
+        self.counters.evicted_tokens = self._cache.evicted
         self.counters.busy_s += time.perf_counter() - started
         return stepped
 

@@ -51,9 +51,6 @@ class Steps(Protocol):
     version: int
     counters: SamplerStats
 
-    @property
-    def evicted(self) -> int: ...
-
     def step(self, arrivals: Sequence[Request], dropped: Collection[Request]) -> Stepped: ...
 
     def score(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[float, ...]: ...
@@ -119,8 +116,7 @@ class BatchSampler:
             raise SamplerError(f"scoring failed: {type(error).__name__}: {error}") from error
 
     def stats(self) -> SamplerStats:
-        counted = {"evicted_tokens": self._batch.evicted, "failed": self._failed, "cancelled": self._cancelled}
-        stats: SamplerStats = replace(self._batch.counters, **counted)
+        stats: SamplerStats = replace(self._batch.counters, failed=self._failed, cancelled=self._cancelled)
         return stats
 
     async def publish(self, version: int) -> None:
