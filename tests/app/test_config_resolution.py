@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from palimpsest.config.load import load_recipe
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
 from palimpsest.errors import ConfigError
+from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.progress.reporter import Silent
 from palimpsest.rollout.trajectory_file import encode_groups
 from palimpsest.rollout.variant import policy_of
@@ -29,6 +30,7 @@ from palimpsest.runs.resume_rules import Imitated, RunOrigin, command_of_whole, 
 from palimpsest.runs.run_folder import open_run
 from palimpsest.runs.signals import GracefulStop
 from palimpsest.text.codec import Codec
+from palimpsest.types import Problem
 from support.agents import base_codec
 from support.command import Run
 from support.fakes import small_config
@@ -62,6 +64,22 @@ def test_default_reply_budgets_of_a_recipe_are_those_of_its_training(tmp_path: P
 def test_budgets_of_a_custom_policy_are_its_options() -> None:
     config = PolicyConfig(name="examples.quotes:QuotesPolicy", options={"quotes": 4})
     assert fitted_options(config, 1024).keys() <= {"quotes", "question_tokens", "chunk_size"}
+
+
+@dataclass(frozen=True)
+class Unsized(MemoryPolicy):
+    """Sizes that a custom policy need not have."""
+
+    chunk_size: int | None = None
+    question_tokens: int | None = None
+    answer_tokens: int | None = None
+
+    async def run(self, problem: Problem, model: Model) -> Answered:
+        return Answered("unknown")
+
+
+def test_sizes_that_a_custom_policy_leaves_open_stay_open() -> None:
+    assert fitted_options(PolicyConfig(name=f"{__name__}:Unsized"), 1024) == {}
 
 
 def test_under_another_reward_what_final_answer_alone_reads_is_left_out() -> None:

@@ -316,3 +316,5 @@ def test_records_that_do_not_fit_the_model_are_rejected_before_training(
     assert "problem p3, rollout 1, turn 1" in message
     assert reason in message
     assert not out.exists()
+    budget = ("train.max_tokens=99", f"model.path={tiny_model_folder}", "--out", str(out))
+    assert "train.max_tokens" in refused("sft", "memagent-quickstart", "--from", records, *budget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -167,6 +168,7 @@ def test_gold_documents_have_the_requested_positions(tmp_path: Path) -> None:
         ({"positions": (0.1, 1.5)}, "--positions"),
         ({"positions": (0.1, 0.2), "order": "reverse"}, "omit --order"),
         ({"min_distance": 2.5}, "--min-distance 2.5"),
+        ({"min_distance": math.nan}, "--min-distance nan"),
         ({"documents": (), "order": "reverse"}, "need assembled contexts: set --documents too"),
     ],
 )

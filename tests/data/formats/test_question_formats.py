@@ -147,6 +147,11 @@ def test_the_squad_file_of_articles_is_read_as_its_rows(read: Any, rejection: An
     assert "data[0].paragraphs[0].qas[0]: expected an object" in rejection(json.dumps(broken), name="dev-v2.0.json")
 
 
+def test_a_title_of_another_form_is_rejected_with_its_row(rejection: Any) -> None:
+    row = {"_id": "q", "question": "Who?", "answer": "Ann", "supporting_facts": [["t", 0]], "type": "bridge"}
+    assert "context title must be a string" in rejection(row | {"context": [[["t"], ["Ann ran."]]]})
+
+
 def test_an_encrypted_copy_is_rejected_with_its_row_and_the_fix(rejection: Any) -> None:
     message = rejection(BROWSED | {"query": "kJ2v9gQ3uM0Zt1yxqA=="})
     assert re.search(r"f\.jsonl line 1: query=.* is encrypted; decrypt the file with the script", message)

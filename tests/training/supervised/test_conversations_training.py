@@ -262,6 +262,23 @@ def test_a_row_that_cannot_be_rendered_faithfully_is_rejected_with_its_number(
     assert "a.parquet row 1" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"tools": ["search"]}, r"tools\[0\]"),
+        ({"tools": [{"function": "search"}]}, r"tools\[0\]"),
+        ({"tools": [{"function": {"name": 5}}]}, r"tools\[0\]\.name"),
+        ({"enable_thinking": "false"}, "enable_thinking must be true or false"),
+    ],
+)
+def test_columns_of_another_form_are_rejected_with_their_row(
+    columns: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": AFTER_A_PRUNE, **columns}) + "\n")
+    with pytest.raises(DataError, match=rf"a\.jsonl line 1: .*{message}"):
+        list(read_conversations(tmp_path / "a.jsonl"))
+
+
 def test_disabled_thinking_is_rejected_where_earlier_replies_lose_their_empty_thinking(tmp_path: Path) -> None:
     path = save(tmp_path / "a.parquet", ENDS_IN_PRUNE, enable_thinking=False)
     with pytest.raises(DataError, match="omit enable_thinking"):
