@@ -124,7 +124,7 @@ def fitted(config: PolicyConfig, *, problems: Sequence[Problem], codec: Codec, m
             chosen = with_options(chosen, **{name: min(published, published * max_context // PUBLISHED_WINDOW)})
     if "question_tokens" in names and "question_tokens" not in config.options:
         longest = max((question_length(problem, codec) for problem in problems), default=0)
-        if own := option_value(chosen, "question_tokens"):
+        if (own := option_value(chosen, "question_tokens")) is not None:
             chosen = with_options(chosen, question_tokens=max(longest, own))
     if "chunk_size" in names and "chunk_size" not in config.options:
         over = build_policy(chosen).required_context(codec) - max_context

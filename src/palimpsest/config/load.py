@@ -41,7 +41,7 @@ from palimpsest.config.keys import explain, section_of
 from palimpsest.config.reward import JUDGE_PROMPTS, REWARDS, is_criteria_file
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import Strict, leaves
-from palimpsest.config.yaml_text import Dumper, first_line, read, refuse_unwritable
+from palimpsest.config.yaml_text import Dumper, read, refuse_unwritable, yaml_problem
 from palimpsest.errors import ConfigError, nearest
 from palimpsest.files import NoRegularFile, read_regular
 
@@ -230,7 +230,7 @@ def split_override(override: str) -> tuple[str, Any]:
     try:
         return key, read(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"override {override}: the value is not YAML ({first_line(error)})") from None
+        raise ConfigError(f"override {override}: the value is not YAML ({yaml_problem(error)})") from None
 
 
 def split_overrides(overrides: Overrides) -> Iterator[tuple[str, Any, str]]:
@@ -272,7 +272,7 @@ def sections_of(
     try:
         values = read(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{kind} {name}: not valid YAML ({first_line(error)})") from None
+        raise ConfigError(f"{kind} {name}: not valid YAML ({yaml_problem(error)})") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -401,7 +401,7 @@ def read_prompt_file(path: str, key: str) -> dict[str, Any]:
     try:
         values = read(_prompt_text(path, where, _MAKE_PROMPTS))
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where}: not valid YAML ({first_line(error)})") from None
+        raise ConfigError(f"{where}: not valid YAML ({yaml_problem(error)})") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ConfigError(f"{where}: expected texts by name, such as `read: ...`, got {type(values).__name__}")
     refuse_unwritable(values, "", where)

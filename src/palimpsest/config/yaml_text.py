@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from palimpsest.errors import ConfigError
+from palimpsest.errors import ConfigError, first_line
 
 _FLOAT = re.compile(
     r"^[-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?$|^[-+]?\d[\d_]*[eE][-+]?\d+$"
@@ -109,7 +109,7 @@ def read(text: str) -> Any:
         TypeError,
         AttributeError,
     ) as error:  # of values: dates, numbers, tags out of place
-        raise yaml.YAMLError(f"invalid value: {str(error).splitlines()[0]}") from None
+        raise yaml.YAMLError(f"invalid value: {first_line(error)}") from None
 
 
 @lru_cache(128)
@@ -159,8 +159,8 @@ def refuse_unwritable(value: Any, key: str, source: str) -> None:
         raise ConfigError(f"{where}: a {type(value).__name__} can't be stored; quote it, or use a list")
 
 
-def first_line(error: yaml.YAMLError) -> str:
+def yaml_problem(error: yaml.YAMLError) -> str:
     """Problem and position of the error."""
     mark = getattr(error, "problem_mark", None)
     where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    return f"{getattr(error, 'problem', None) or str(error).splitlines()[0]}{where}"
+    return f"{getattr(error, 'problem', None) or first_line(error)}{where}"

@@ -155,19 +155,18 @@ class RecallPolicy(OverwritePolicy):
         codec, prompts = model.codec, self.texts
         read, _ = self.templates(codec)
         question, nothing = codec.encode(problem.question), codec.encode(prompts.nothing_recalled)
-        memory, recalled = self.first_memory(problem, codec), None
+        memory, recalled, shown = self.first_memory(problem, codec), None, nothing
         history = MemoryHistory(RETRIEVERS[self.retriever](), self.min_similarity)
         chunks = self.document_chunks(document, model)
         for index, chunk in enumerate(chunks):
-            shown = nothing if recalled is None else recalled
             values = {"question": question, "recalled": shown, "memory": memory}
             completion = await self.read(index, chunks, values, read, model)
             reply = self._read_reply(completion, model, read.pieces[-1])
             sources = (chunk,) if recalled is None else (chunk, recalled)
             forced = completion.stop_reason is StopReason.GIVEN
             recalled = self._look_back(reply, problem.question, history, model)
+            shown = nothing if recalled is None else recalled
             memory = self._next(memory, reply, index, history, model, None if forced else sources)
-        shown = nothing if recalled is None else recalled
         return await self.answer(problem, {"recalled": shown, "memory": memory}, model)
 
     def _read_reply(self, completion: Completion, model: Model, before: Sequence[int]) -> RecallReply | None:

@@ -110,7 +110,7 @@ def inspect_source(
     if documents is None:
         problems = (assemble(record) for record in read_records(path, reading, limit=limit, skipped=skipped))
     else:
-        source = FileSource.open(path, split="eval", documents=documents, limit=limit, seed=0, reading=reading)
+        source = FileSource.open(path, split="eval", documents=documents, limit=limit, reading=reading)
         problems, skipped = source, list(source.skipped)
     inspection = summarise(problems, path=", ".join(map(str, paths_of(path))), format=", ".join(names))
     return replace(inspection, skipped=tuple(skipped), taken=taken)

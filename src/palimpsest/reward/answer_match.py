@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import string
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,8 +46,8 @@ _FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _HANGUL, _IN_HANGUL = re.compile(f"[{HANGUL}]"), re.compile(f"(?<=[{HANGUL}])(?=[{HANGUL}])")
 _WHOLE = frozenset({"yes", "no", "noanswer"})
 _AND = frozenset({"and", "und", "et", "y", "e", "i", "и", "та", "en", "og", "och", "ve", "dan", *"和及与與と및"})
-_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyz")
 _AND |= {"và", "і", "και", "و", "और", "এবং", "மற்றும்", "และ", "եվ", "და", "እና"}  # normalized
+_LETTERS = frozenset(string.ascii_lowercase)
 
 
 def comparable(answer: str, gold: str) -> tuple[str, str]:

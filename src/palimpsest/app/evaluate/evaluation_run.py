@@ -110,9 +110,10 @@ async def evaluate_async(
     if regrade is not None:
         sizes = {"documents": documents, "chunks": chunks, "objectives": objectives, "corpus": corpus, "limit": limit}
         options = {"data": data, "policy": policy, "reward": reward, "recipe": recipe, "base_url": base_url, **sizes}
-        options |= {"api_key_env": api_key_env, "tokenizer": tokenizer, "samples": None if samples == 1 else samples}
-        options |= {"seed": seed or None, "baselines": None if baselines else False, "force": force or None}
-        if extra := [name for name, value in options.items() if value is not None]:
+        options |= {"api_key_env": api_key_env, "tokenizer": tokenizer}
+        changed = {"samples": samples != 1, "seed": seed != 0, "baselines": not baselines, "force": force}
+        changed |= {name: value is not None for name, value in options.items()}
+        if extra := [name for name, is_set in changed.items() if is_set]:
             raise ConfigError(f"{extra[0]}: --regrade runs no episodes; drop it and set reward.name")
         return await regrade_folder(Path(regrade), overrides, model=model, out=folder, progress=shown)
     with (

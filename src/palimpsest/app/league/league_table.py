@@ -81,7 +81,7 @@ class MethodRow:
         seeds = [seed for seed in self.samples if graded and all(seed in each for each in graded)]
         return {seed: fmean(fmean(one.value or 0.0 for one in each[seed]) for each in graded) for seed in seeds}
 
-    @property
+    @cached_property
     def memory_tokens(self) -> int | None:
         """Budget of the memory: an attribute of the policy, which may be an option."""
         return getattr(build_policy(self.config.policy), "memory_tokens", None)

@@ -202,8 +202,8 @@ def _evaluation_plots(results: Results) -> list[dict[str, Any]]:
     accuracy, tokens = dict[str, list[Point]](), dict[str, list[Point]]()
     for name, row in results.cells.items():
         cells = [(results.grid.size(point), cell) for point, cell in sorted(row.items())]
-        graded = [(size, cell.accuracy) for size, cell in cells if cell.accuracy.mean is not None]
-        accuracy[results.label(name)] = [Point(size, score.mean or 0.0, *score.ends) for size, score in graded]
+        scores = [(size, cell.accuracy) for size, cell in cells]
+        accuracy[results.label(name)] = [Point(size, s.mean, *s.ends) for size, s in scores if s.mean is not None]
         same = words.reads and name == f"{results.grid.agent}_before"  # it reads as much as the trained agent
         costs = [(size, cell.tokens_per_document) for size, cell in cells if not same]
         tokens[results.label(name)] = [Point(size, cost, cost, cost) for size, cost in costs]

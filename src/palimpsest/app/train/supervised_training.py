@@ -77,8 +77,8 @@ async def imitate_async(
         with resumable(out, progress):
             policy, codec = policy_of(config), Codec.load(config.model)
             return await run_cold_start(config, policy, codec, out, **opening, progress=progress, stop=stop, warn=warn)
-    if config.train.max_tokens is not None:
-        raise ConfigError("applies to RL; sft ends after train.max_steps", key="train.max_tokens", value="set to null")
+    if (most := config.train.max_tokens) is not None:
+        raise ConfigError("ends RL; sft ends after train.max_steps: set it to null", key="train.max_tokens", value=most)
     chosen = _recorded(imitated, progress)  # before the model: bad records fail early
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
     window = engine.limits.max_context

@@ -182,7 +182,7 @@ def _supporting(row: Row, paragraphs: Mapping[str, list[str]]) -> tuple[list[str
     return titles, tuple(found)
 
 
-def _pairs(row: Row, name: str, second: str) -> list[tuple[Any, Any]]:
+def _pairs(row: Row, name: str, second: str) -> list[tuple[str, Any]]:
     """(title, second) pairs of [[title, x], ...], {title: [...], second: [...]} or [{title, second}, ...]."""
     value = fields.get(row, row.values, name)
     if isinstance(value, Mapping):

@@ -5,7 +5,8 @@ The content of a box stays; its command and braces are removed.
 Guaranteed: the concatenation of all `feed` results and the final `rest` is `final_text` of all tokens, and `unboxed` of
 the whole text, for any split into pieces; possible thinking, half characters, and beginnings of stop texts or commands
 are withheld until they are certain. An unclosed box is open to the end. Other braces and other LaTeX stay.
-Not covered: linear time; each piece is processed with all text before it.
+Not covered: text before thinking, which was sent already: the answer follows it on a new line; linear time: each piece
+is processed with all text before it.
 """
 
 from __future__ import annotations
@@ -50,13 +51,11 @@ class AnswerText:
 
     def rest(self, text: str) -> str:
         """Unsent part of `text`."""
-        sent, self._sent = self._sent, text
-        if text.startswith(sent):
-            return text[len(sent) :]
-        if sent.startswith(text):
-            self._sent = sent
+        if self._sent.startswith(text):
             return ""
-        return f"\n{text}"
+        new = text[len(self._sent) :] if text.startswith(self._sent) else f"\n{text}"
+        self._sent = text
+        return new
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -17,7 +17,7 @@ import orjson
 import yaml
 
 from palimpsest.config.section import leaves
-from palimpsest.config.yaml_text import first_line, read
+from palimpsest.config.yaml_text import read, yaml_problem
 from palimpsest.evaluation.episode_files import EPISODES
 from palimpsest.evaluation.sample_log import IDENTITY, REQUESTED, SAMPLES, SUMMARY
 from palimpsest.files import read_regular
@@ -209,7 +209,7 @@ def _config_in(path: Path) -> tuple[dict[str, Any], str | None]:
             return {}, f"{path.name} is too large to show: more than {most >> 10:,} KiB"
         values = orjson.loads(text) if path.suffix == ".json" else read(text.decode("utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join((first_line(error) if isinstance(error, yaml.YAMLError) else str(error)).split())
+        reason = " ".join((yaml_problem(error) if isinstance(error, yaml.YAMLError) else str(error)).split())
         return {}, f"{path.name} is unreadable: {reason[:200] or type(error).__name__}"
     if not isinstance(values, dict):
         return {}, f"{path.name} is unreadable: it contains no keys"

@@ -68,14 +68,8 @@ def largest_gaps(learner: Tensor, sampler: Tensor) -> dict[str, float]:
 class ForestGradients:
     """Accumulates gradients in a model's parameters."""
 
-    def __init__(
-        self,
-        model: Any,
-        objective: Objective,
-        loss: LossConfig,
-    ) -> None:
-        self._model = model
-        self._objective, self._config = objective, loss
+    def __init__(self, model: Any, objective: Objective, loss: LossConfig) -> None:
+        self._model, self._objective, self._config = model, objective, loss
 
     def accumulate(self, forests: Sequence[Forest], forward: Forward, old: OldLogprobs | None = None) -> UpdateStats:
         """Add the gradient of all `forests`; `old`: the ratio's old log-probabilities, None: those computed here."""

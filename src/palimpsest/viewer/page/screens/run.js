@@ -264,7 +264,9 @@ function metricCharts(container, route, facts) {
   function draw(newRows, newTimings) {
     rows = newRows;
     timings = newTimings;
-    clear(metricNames).append(...facts.metrics.map((name) => el("option", { value: name })));
+    if (metricNames.childElementCount !== facts.metrics.length) {
+      clear(metricNames).append(...facts.metrics.map((name) => el("option", { value: name })));
+    }
     const sections = chartSections(), names = JSON.stringify(sections);
     if (all !== names) {
       all = names;
