@@ -197,8 +197,9 @@ def _length_axis(axes: Axes, curves: Lines, training_length: int, words: AxisWor
 
 def _legend(figure: Figure, columns: int = 2, size: float = 8.5) -> None:
     """Draw the legend above the plot, so that no line crosses it."""
-    if figure.axes[0].get_legend_handles_labels()[0]:
-        figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=size)
+    if lines := figure.axes[0].get_legend_handles_labels()[0]:
+        length = 2 if len(lines) <= len(STYLES) else 4  # shows the dashes of a repeated colour
+        figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize=size, handlelength=length)
 
 
 def _short(value: float) -> str:
