@@ -81,6 +81,9 @@ def test_a_run_is_compared_with_its_plan_and_its_code_is_not_imported(
         (tmp_path / "run" / "config.yaml").write_text(config.replace("name: overwrite", custom))
         assert "evil" in refused("plan", "--check", "run")
     assert not (tmp_path / "imported").exists()
+    (tmp_path / "run" / "config.yaml").write_text(config)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "policy/loss": 0.5}\n')
+    assert "supervised" in refused("plan", "--check", "run")
 
 
 def test_training_on_more_gpus_than_there_are_is_an_error_before_anything_starts(

@@ -41,6 +41,10 @@ def test_a_ranks_memory_by_hand() -> None:
     assert memory["learner"]["publication"] == pytest.approx(state + 4 * 152_064 * 3584 / 1e9, rel=1e-3)
     assert memory["server"]["sampling"] == pytest.approx(2 * 7.6156 + 3, rel=1e-3)
     assert (memory["learner"]["limit"], memory["server"]["limit"]) == (0.95 * 80, 0.85 * 80)
+    wide = on_ranks("memagent-7b", 8, "model.dtype=float32")
+    doubled = memory_of(wide, SEVEN, Hardware(DEVICES["h100"], 10), "policy")
+    assert doubled["learner"]["learning"] == pytest.approx(state + gathered + 2 * activations, rel=1e-3)
+    assert doubled["server"]["sampling"] == pytest.approx(4 * 7.6156 + 3, rel=1e-3)
 
 
 def test_one_process_holds_the_state_and_the_samplers_cache() -> None:

@@ -21,7 +21,7 @@ def changed(**sections: Any) -> RunConfig:
     """CONFIG with some fields replaced, e.g. changed(train={"max_steps": 9})."""
     values = CONFIG.model_dump(mode="json")
     for name, value in sections.items():
-        values[name] = {**values[name], **value} if isinstance(value, dict) else value
+        values[name] = {**(values[name] or {}), **value} if isinstance(value, dict) else value
     return RunConfig.model_validate(values)
 
 
@@ -43,6 +43,17 @@ WARNED = [
     {"optim": {"learning_rate": 1e-3}},
     {"eval_sampling": {"temperature": 0.5}},
 ]
+SERVERS = {"url": "http://a:1"}, {"url": "http://b:2"}
+
+
+def test_a_resume_may_name_other_addresses_of_roles_and_environments() -> None:
+    reader, other = (changed(roles={"reader": server}) for server in SERVERS)
+    assert [(each.key, each.verdict) for each in changes(reader, other)] == [("roles.reader.url", "warned")]
+    assert identity(reader) == identity(other) != identity(changed(roles={"reader": {"model": "m"}}))
+    games, moved = (changed(environment={"name": "openenv", "options": server}) for server in SERVERS)
+    assert [each.verdict for each in changes(games, moved)] == ["warned"]
+
+
 REFUSED = [
     {"seed": 1},
     {"model": {"path": "other"}},

@@ -215,12 +215,15 @@ class DownInStep6(YesGrader):
         return Grade(None, "connection refused") if problem.id.startswith("p5-") else super().grade(problem, trajectory)
 
 
-def test_a_batch_without_grades_ends_the_run_and_a_resume_collects_it_again(tmp_path: Path, whole: Any) -> None:
+def test_a_batch_without_grades_ends_the_run_after_saving_and_a_resume_collects_it_again(tmp_path: Path) -> None:
+    settings = config(1, save_steps=100)
     with pytest.raises(RunError, match="step 6: no episode has a grade"):
-        train(tmp_path / "run", config(1), grader=DownInStep6())
-    assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
-    train(tmp_path / "run", config(1), resume=True)
-    assert run_files(tmp_path / "run") == whole[1]
+        train(tmp_path / "run", settings, grader=DownInStep6())
+    assert [row["step"] for row in read_rows(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-000005"]
+    assert train(tmp_path / "run", settings, resume=True).step == 8
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["policy/staleness"] for row in rows] == [0, 1, 1, 1, 1, 0, 1, 1]
 
 
 # ---- Evaluations, errors, settings ---------------------------------------------------------------------------

@@ -36,12 +36,12 @@ SpeculativeReads = Annotated[int, Field(ge=1, le=4096)] | Literal["auto", "off"]
 class _ShippedEngineConfig(_NamedEngineConfig):
     num_threads: int = Field(1, ge=1, le=1024)
     """CPU threads per process. Use 1 where other processes share the cores: two threads collapse under other load."""
-    max_num_seqs: int = Field(128, ge=1)
+    max_num_seqs: int = Field(128, ge=1, le=65_536)
     """Sequences that the sampler decodes concurrently."""
     cache_tokens: int = Field(65_536, ge=0)
     """Tokens whose keys and values the sampler caches for shared prompt prefixes (least recently used are evicted).
     Their memory adds to the rows in use. 0 computes every prompt whole."""
-    kv_cache_gb: float | None = Field(None, gt=0)
+    kv_cache_gb: float | None = Field(None, gt=0, le=1e6)
     """Memory for keys and values in GB, half for sequences in flight and half for cached prefixes. Long sequences wait
     for each other if it is full. null: a quarter of the device's memory."""
     micro_batch_tokens: int = Field(16384, ge=1)

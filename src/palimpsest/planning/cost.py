@@ -128,11 +128,12 @@ def operations(shape: ModelShape, attended: float) -> float:
 
 
 def _sampling_s(config: RunConfig, shape: ModelShape, load: Workload, hardware: Hardware, at: Processes) -> float:
-    device, served, weights = hardware.device, is_served(config, "policy"), 2 * shape.parameters
+    device, served, number = hardware.device, is_served(config, "policy"), number_bytes(config)
     engine: Any = config.engine
+    weights = number * shape.parameters
     width = at.share * at.parallel * math.pow(TENSOR_PARALLEL, math.log2(at.parallel))
     peak, bandwidth = device.tflops * 1e12 * width * PREFILL, device.bandwidth_tb * 1e12 * width * DECODE
-    sequence = max(1.0, shape.held(load.context * LONGEST))
+    sequence = max(1.0, shape.held(load.context * LONGEST, number))
     if served:
         taken = server_share(config, shape.parameters, device.memory_gb) * device.memory_gb - SERVER_GB
         most = min(config.sampler.max_in_flight, (taken * 1e9 * at.parallel - weights) / sequence)
@@ -166,13 +167,18 @@ def _learner_s(
 
 
 def _publication_s(config: RunConfig, shape: ModelShape, hardware: Hardware) -> float:
-    size, others = 2 * shape.parameters, hardware.machines - 1 if by_ray(config, "policy") else 0
+    size, others = number_bytes(config) * shape.parameters, hardware.machines - 1 if by_ray(config, "policy") else 0
     switch = SWITCH_S * (1 + takes_turns(config)) if is_served(config, "policy") else RANK_S
     waves = others.bit_length()  # of machines that get them; rank 0's sends about one copy per wave
     return size / FILES + (size / COPY if others else 0.0) + waves * size / NETWORK + switch
 
 
 # ---- Memory ------------------------------------------------------------------------------------------------------
+
+
+def number_bytes(config: RunConfig) -> int:
+    """Bytes per number of weights, activations, keys and values."""
+    return 2 if config.model.dtype == "bfloat16" else 4
 
 
 def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
@@ -182,7 +188,7 @@ def bytes_per_weight(config: RunConfig, objective: Objective | None) -> float:
     >>> bytes_per_weight(RunConfig(), "policy"), bytes_per_weight(RunConfig(model={"dtype": "bfloat16"}), None)
     (16, 2.0)
     """
-    held, adapted = 2 if config.model.dtype == "bfloat16" else 4, config.model.lora is not None
+    held, adapted = number_bytes(config), config.model.lora is not None
     kl = objective == "policy" and config.loss.kl_loss_coef > 0
     if objective is None:
         return held / (config.sampler.tensor_parallel_size if is_served(config, None) else 1)
@@ -199,7 +205,8 @@ def memory_of(
     """Memory of the processes; without `load`, without keys and values."""
     at, gb, cpu = Processes.of(config, objective, hardware), hardware.device.memory_gb, hardware.device.is_cpu
     state = shape.parameters * bytes_per_weight(config, objective) / 1e9 + (0.0 if cpu else OTHER_GB)
-    cache = shape.held(load.context) / 1e9 if load else 0.0  # of a sequence
+    number = number_bytes(config)
+    cache = shape.held(load.context, number) / 1e9 if load else 0.0  # of a sequence
     learner = {"sampling": state, "publication": state, "limit": gb if cpu else ROOM * gb}
     if objective is not None:
         learner["learning"] = state + _step_gb(config, shape)
@@ -207,13 +214,13 @@ def memory_of(
         learner["publication"] += 4 * shape.head / 1e9  # one tensor at a time, in float32
     elif load is not None:
         engine: Any = config.engine
-        kept = cache * min(engine.max_num_seqs, load.episodes) + shape.kv_bytes * engine.cache_tokens / 1e9
+        kept = cache * min(engine.max_num_seqs, load.episodes) + shape.held(engine.cache_tokens, number) / 1e9
         learner["sampling"] += min(kept, kv_bytes(engine.kv_cache_gb, gb * 1e9) / 1e9)
     if cpu or not is_served(config, objective) or config.sampler.urls:
         return {"learner": learner}
     limit = server_share(config, shape.parameters, gb) * gb
     learner["limit"] -= ASLEEP_GB if takes_turns(config) else limit if at.shared else 0.0
-    server = {"sampling": (2 * shape.parameters / 1e9 + 1.5 * cache) / at.parallel + SERVER_GB, "limit": limit}
+    server = {"sampling": (number * shape.parameters / 1e9 + 1.5 * cache) / at.parallel + SERVER_GB, "limit": limit}
     return {"server": server} if objective is None else {"learner": learner, "server": server}
 
 
@@ -238,8 +245,7 @@ def _step_gb(config: RunConfig, shape: ModelShape) -> float:
     inside, ray = 4 * shape.width + 3 * shape.inner + 3 * shape.query + 2 * shape.kv, config.engine.name == "ray"
     share = RECOMPUTED[config.model.gradient_checkpointing]
     layers = shape.layers * (share * shape.width + (1 - share) * inside)
-    number = 2 if ray or config.model.dtype == "bfloat16" else 4
-    activations = number * config.engine.micro_batch_tokens * (layers + inside)  # type: ignore[union-attr]
+    activations = number_bytes(config) * config.engine.micro_batch_tokens * (layers + inside)  # type: ignore[union-attr]
     gathered = 2 * (shape.embeddings + shape.layer) + 4 * shape.layer if ray else 0
     return (activations + gathered) / 1e9 / config.cluster.tensor_parallel_size
 

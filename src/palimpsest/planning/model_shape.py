@@ -89,9 +89,9 @@ class ModelShape:
         """FLOPs of the forward pass of `tokens`, which attend to `pairs` of tokens (rollout/token_costs.py)."""
         return 2 * (self.body + self.head) * tokens + 4 * self.attending * self.query * pairs
 
-    def held(self, tokens: float) -> float:
-        """Bytes of a sequence's keys and values, in bfloat16, and of its states, in float32."""
-        return tokens * self.kv_bytes + 4 * self.state
+    def held(self, tokens: float, number: int = 2) -> float:
+        """Bytes of a sequence's keys and values, of `number` bytes each, and of its states, in float32."""
+        return tokens * self.kv_bytes * number / 2 + 4 * self.state
 
 
 KNOWN = {

@@ -103,7 +103,7 @@ class Driver:
         try:
             step, saved = await self._resume()
             with stop.watching(self._on_signal):
-                if saved is None and self.config.eval_on_start:
+                if saved is None and self.config.eval_on_start and self.evaluate is not None:
                     await self._finish(0, {}, {})
                 while not self._done(step) and not stop.requested:
                     await self._one(step + 1, saved)

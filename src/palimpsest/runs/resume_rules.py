@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -38,8 +39,9 @@ from palimpsest.text.json_text import storable
 Verdict = Literal["allowed", "warned", "refused"]
 
 _SEARCH = "policy.options.tools.search"
+_ADDRESSES = re.compile(rf"{re.escape(_SEARCH)}\.source|roles\..+\.url|environment\.options\.url")
 _A_SERVER = "(a server)"
-"""Replaces the address of a search server, which does not define the experiment."""
+"""Replaces the address of a server, which does not define the experiment."""
 
 COMPUTED = "tokens/computed_total"
 """Metric that `train.max_tokens` bounds."""
@@ -54,6 +56,7 @@ _RULES: Mapping[str, Verdict] = {
     **dict.fromkeys(("engine", "cluster", "sampler", "optim", "eval_sampling", "data.val_files"), "warned"),
     **dict.fromkeys(("model.device", "model.gradient_checkpointing", "reward.timeout_s"), "warned"),
     **dict.fromkeys(("train.episode_timeout_s", "train.eval_samples", "evaluation.problems"), "warned"),
+    "environment.timeout_s": "warned",
     **dict.fromkeys((f"reward.judge.{key}" for key in JUDGE_OPERATION), "warned"),
     **dict.fromkeys((f"{_SEARCH}.{key}" for key in ("attempts", "timeout_s", "token_env")), "warned"),
 }
@@ -106,9 +109,9 @@ def _verdict(key: str, values: tuple[Any, Any] | None = None, steps_matter: bool
 
 
 def _meant(key: str, value: Any) -> Any:
-    """`value`, with one text for all addresses of search servers."""
+    """`value`, with one text for all addresses of servers."""
     is_address = isinstance(value, str) and value.startswith(("http://", "https://"))
-    return _A_SERVER if key == f"{_SEARCH}.source" and is_address else value
+    return _A_SERVER if is_address and _ADDRESSES.fullmatch(key) else value
 
 
 def _flat(config: RunConfig) -> dict[str, Any]:

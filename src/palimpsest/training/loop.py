@@ -12,7 +12,8 @@ Evaluations and checkpoints, which contain those batches too, happen there.
 
 Guaranteed: a step is a function of (configuration, step, state, weights), so a resumed run repeats it to the same
 bytes if sampler and learner do. A batch that fails (nothing graded, a problem that exceeds a budget) ends the run with
-the reason, after the step that learned meanwhile.
+the reason, after the step that learned meanwhile, which is saved; a resume collects it again, with the weights of
+that step.
 Not covered: more speed from N > 1. Weights are published between two collections, so a step waits for the concurrent
 one, regardless of the number of ready batches; a larger N only learns from older samples.
 """
@@ -32,7 +33,7 @@ import psutil
 from palimpsest.config.schema import RunConfig
 from palimpsest.credit.assign import unread_rewards
 from palimpsest.engines.protocol import FOREST_REUSE, Learner, Sampler
-from palimpsest.errors import RunError
+from palimpsest.errors import PalimpsestError, RunError
 from palimpsest.memory.policy import MemoryPolicy
 from palimpsest.notes import Note
 from palimpsest.provenance import changed
@@ -91,6 +92,8 @@ class Trainer:
     _collector: Collector = field(init=False)
     _ready: deque[Batch] = field(default_factory=deque, init=False)
     """Batches collected ahead, the next step's first."""
+    _failed: PalimpsestError | None = field(default=None, init=False)
+    """Error of collecting ahead."""
     _computed: int = field(init=False)
     """Tokens that the cold start and all steps so far computed."""
     _silent: int = field(default=0, init=False)
@@ -128,7 +131,12 @@ class Trainer:
         return finished
 
     async def step(self, step: int) -> StepReport:
-        """Learn from the batch of `step`, and meanwhile collect the batch `train.max_off_policy_steps` steps ahead."""
+        """Learn from the batch of `step`, and meanwhile collect the batch `train.max_off_policy_steps` steps ahead.
+
+        If that fails, the next call raises the error: this step's learning is kept.
+        """
+        if self._failed is not None:
+            raise self._failed
         ahead, steps = self.config.train.max_off_policy_steps, self.config.train.max_steps
         while len(self._ready) < ahead and step + len(self._ready) <= steps:
             self._ready.append(await self._collect(step + len(self._ready)))
@@ -145,7 +153,8 @@ class Trainer:
         recorded = step % self.config.train.record_steps == 0
         encoding = asyncio.to_thread(batch.record) if recorded else asyncio.sleep(0)
         encoded, seconds = await asyncio.gather(encoding, self._publish())  # together: the GPUs wait
-        self._ready = deque([*list(self._ready)[1:], *([collected] if collected else [])])
+        self._failed = collected if isinstance(collected, PalimpsestError) else None
+        self._ready = deque([*list(self._ready)[1:], *([collected] if isinstance(collected, Batch) else [])])
         metrics = batch.metrics | learnt.metrics | self._grow(batch)
         self._computed += int(metrics["tokens/played"] + metrics.get("policy/physical_tokens", 0))
         metrics[COMPUTED] = float(self._computed)
@@ -205,8 +214,8 @@ class Trainer:
     async def _learn(self, batch: Batch) -> Learnt:
         return await learn(batch, self.learner, self.config, self.loggers)
 
-    async def _learn_while_collecting(self, batch: Batch, step: int) -> tuple[Learnt, Batch]:
-        """Learn from `batch` while collecting the batch of `step`. Errors of either are raised once both have ended."""
+    async def _learn_while_collecting(self, batch: Batch, step: int) -> tuple[Learnt, Batch | PalimpsestError]:
+        """Learn from `batch` while collecting the batch of `step`, or the error of that."""
         collecting = asyncio.create_task(self._collect(step))
         try:
             learnt = await self._learn(batch)
@@ -214,7 +223,10 @@ class Trainer:
             collecting.cancel()
             await asyncio.gather(collecting, return_exceptions=True)
             raise
-        return learnt, await collecting
+        try:
+            return learnt, await collecting
+        except PalimpsestError as error:
+            return learnt, error
 
     def _grow(self, batch: Batch) -> Metrics:
         """Pass the batch's reward to the curriculum; ignores batches started in an earlier stage."""

@@ -65,6 +65,10 @@ def rows(*rewards: float, **more: Any) -> list[dict[str, Any]]:
             ["Held-out reward -3.00 after step 20, 7.00 after step 40: beyond 0 to 1, so its noise is unknown."],
         ),
         ([{"step": 20, "eval/accuracy": 0.5}, {"step": 40, "eval/accuracy": 0.55}], ["no change beyond noise"]),
+        (
+            [{"step": step, "eval/accuracy": right / 12, "eval/problems": 12} for step, right in ((20, 6), (40, 10))],
+            ["0.50 [0.25, 0.75] after step 20, 0.83 [0.55, 0.95] after step 40", "no change beyond noise"],
+        ),
     ],
 )
 def test_a_gain_has_its_noise(result: list[dict[str, Any]], words: list[str]) -> None:

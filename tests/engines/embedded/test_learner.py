@@ -125,6 +125,8 @@ def test_supervised_training_lowers_the_loss_of_its_tokens() -> None:
     steps = [learner.update([batch])[0] for _ in range(15)]
     first, *_, last = (stats.token_sums["nll"] / stats.tokens for stats in steps)
     assert last < first - 1
+    assert set(steps[0].token_sums) == {"nll", "entropy"}
+    assert not steps[0].maxima  # no sampler wrote the tokens
 
 
 def test_a_non_finite_gradient_changes_nothing_and_is_counted() -> None:

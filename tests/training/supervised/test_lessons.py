@@ -245,7 +245,7 @@ def test_a_killed_or_interrupted_cold_start_ends_with_the_same_weights(
     settings = [f"model.path={tiny_model_folder}", lessons, "policy.options.question_tokens=60"]
     config = load_recipe("rememr1-quickstart", [*settings, "logging.report_to=[jsonl]"])
     setup = open_setup(config, tmp_path)
-    step = SupervisedTrainer.step
+    policy, codec, step = setup.policy, setup.engine.codec, SupervisedTrainer.step
     happens: Callable[[], None] | None = None
 
     async def watched(trainer: SupervisedTrainer, number: int) -> Any:
@@ -255,7 +255,7 @@ def test_a_killed_or_interrupted_cold_start_ends_with_the_same_weights(
 
     def go(name: str) -> Finished:
         out, rest = tmp_path / name / "cold-start", {"progress": Silent(), "stop": GracefulStop(), "warn": print}
-        return asyncio.run(run_cold_start(config, setup.policy, setup.engine.codec, out, **rest))
+        return asyncio.run(run_cold_start(config, policy, codec, out, **rest))
 
     monkeypatch.setattr(supervised_training, "SAVE_EVERY", 2)
     monkeypatch.setattr(SupervisedTrainer, "step", watched)
@@ -269,6 +269,7 @@ def test_a_killed_or_interrupted_cold_start_ends_with_the_same_weights(
         report = asyncio.run(train_in_folder(folder, config, setup, on_start=started.append))
     assert (report.step, report.interrupted, report.checkpoint.name, started) == (0, True, "step-000004", [])
     assert not (tmp_path / "interrupted" / "metrics.jsonl").exists()
+    assert not hasattr(setup, "engine")  # its memory was free during the cold start
     happens = None
     for name in ("killed", "interrupted"):
         assert go(name).step == 5

@@ -34,7 +34,7 @@ from palimpsest.tools.environment import OpenEnvironment
 from palimpsest.types import Problem
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Inputs:
     """A run's policy and problems, read before its model."""
 
@@ -71,7 +71,7 @@ class Inputs:
         return contents | ({"train": read.to_json()} if isinstance(source, FileSource | SearchFileSource) else {})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Setup(Inputs):
     """Everything a run needs next to its folder, loaded and checked."""
 
@@ -79,6 +79,12 @@ class Setup(Inputs):
     roles: OpenRoles
     contents: Mapping[str, Any]
     """`Contents.to_json` of the problems of files (`train`) and of `held_out`; generated problems have no `train`."""
+
+    async def close(self) -> None:
+        """Close engine and roles, and drop them: their memory is free whoever keeps this object."""
+        await self.engine.close()
+        await self.roles.close()
+        del self.engine, self.roles
 
 
 def open_setup(config: RunConfig, out: Path) -> Setup:

@@ -79,6 +79,8 @@ async def imitate_async(
             return await run_cold_start(config, policy, codec, out, **opening, progress=progress, stop=stop, warn=warn)
     if (most := config.train.max_tokens) is not None:
         raise ConfigError("ends RL; sft ends after train.max_steps: set it to null", key="train.max_tokens", value=most)
+    if (every := config.train.eval_steps) is not None:
+        progress.message(f"train.eval_steps={every}: sft does not evaluate; palimpsest eval {out} does")
     chosen = _recorded(imitated, progress)  # before the model: bad records fail early
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
     window = engine.limits.max_context

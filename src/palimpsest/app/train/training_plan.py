@@ -189,6 +189,8 @@ def compare_run(run: Path, hardware: Hardware | None) -> dict[str, dict[str, flo
     config, metrics, timings = load_config(run), _means(run / METRICS), _means(run / TIMINGS)
     if not metrics:
         raise RunError(f"{run}: no step has finished")
+    if "groups/played" not in metrics:
+        raise RunError(f"{run}: supervised training, which has no plan to compare with; name a run of RL")
     chunks = metrics.get("curriculum/chunks")
     shape, sizes = shape_of(config.model.path), problem_sizes(config, None if chunks is None else round(chunks))
     load = workload(config, sizes, shape)

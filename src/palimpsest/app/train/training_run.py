@@ -166,10 +166,12 @@ async def train_in_folder(
     if note := layers_note(config.reward):
         progress.message(note)
     if config.cold_start is not None:
+        policy, codec = setup.policy, setup.engine.codec
+        await setup.close()
         cold_start = await run_cold_start(
             config,
-            setup.policy,
-            setup.engine.codec,
+            policy,
+            codec,
             folder.path / COLD_START,
             progress=progress,
             stop=stop,
@@ -180,8 +182,6 @@ async def train_in_folder(
         spent = _spent(folder.path / COLD_START, config)
         model = config.model.model_copy(update={"path": str(cold_start.checkpoint)})
         config = config.model_copy(update={"model": model})
-        await setup.engine.close()
-        await setup.roles.close()
         setup = await asyncio.to_thread(open_setup, config, folder.path)
     if setup.skipped:
         folder.warn(left_out(setup.skipped))
@@ -239,8 +239,8 @@ def _held_out(config: RunConfig, setup: Setup, grader: Grades, problems: Sequenc
     async def measure(step: int) -> dict[str, float]:
         (summary,) = summaries_of(entries, await evaluator.play(entries))
         accuracy = {} if summary.accuracy.mean is None else {"accuracy": summary.accuracy.mean}
-        counts = {"ungraded": float(summary.ungraded), "documents_cut": float(summary.documents_cut)}
-        return {**accuracy, **summary.metrics, **counts}
+        counts = {"problems": summary.problems, "ungraded": summary.ungraded, "documents_cut": summary.documents_cut}
+        return {**accuracy, **summary.metrics, **{name: float(count) for name, count in counts.items()}}
 
     return measure
 

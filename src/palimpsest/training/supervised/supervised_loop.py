@@ -59,7 +59,6 @@ class SupervisedTrainer:
     learner: Learner
     trajectories: Trajectories
     loggers: LoggerSet
-    evaluate: Evaluate | None = None
     fingerprint: str | None = None
     """Fingerprint of trajectories outside the configuration; a resume with others is rejected."""
     stop: GracefulStop = field(default_factory=GracefulStop)
@@ -70,7 +69,7 @@ class SupervisedTrainer:
         self._skips = SkipWatch(self.folder.warn)
 
     async def run(self) -> Finished:
-        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, self.evaluate, self.stop)
+        driver = Driver(self, self.learner, self.folder, self.config.train, self.loggers, stop=self.stop)
         return await driver.run()
 
     @property

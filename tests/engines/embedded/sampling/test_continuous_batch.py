@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from palimpsest.engines.embedded.sampling.kv_cache import KVPool
 from palimpsest.engines.embedded.sampling.sampler import EmbeddedSampler
 from palimpsest.errors import PromptTooLong, SamplerError
 from palimpsest.types import Completion, SamplingParams, StopReason
@@ -43,19 +44,33 @@ def model() -> Any:
     return build_llama(VOCAB)
 
 
-def test_the_pool_has_the_rows_in_use_and_stays_within_its_memory(model: Any) -> None:
+def test_the_pool_has_the_rows_in_use_stays_within_its_memory_and_is_freed(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resize, rows = KVPool.resize, list[int]()
+
+    def noted(pool: KVPool, count: int, capacity: int, used: int = 0) -> None:
+        resize(pool, count, capacity, used)
+        rows.append(count)
+
+    monkeypatch.setattr(KVPool, "resize", noted)
     batch = grouped(4, 6)
     wanted = complete(EmbeddedSampler(model), batch)
     one = EmbeddedSampler(model)
     complete(one, batch[:1])
-    assert one._batch._pool.rows == 1
+    assert rows[-1] == 1
     token = one._batch._pool.shape.token_bytes
     small = EmbeddedSampler(model, memory=2 * 3 * 64 * token)  # half of it: three rows of 64 tokens
-    assert ids_of(complete(small, batch)) == ids_of(wanted)
-    assert small._batch._pool.rows == 3
+    first = complete(small, batch)
+    assert ids_of(first) == ids_of(wanted)
+    assert rows[-1] == 3
     long = [*batch[:5], *[prompt * 4 for prompt in batch[5:7]], *batch[7:]]  # longer than three rows allow
-    assert ids_of(complete(small, long)) == ids_of(complete(EmbeddedSampler(model), long))
-    assert small._batch._pool.rows == 1
+    completed = complete(small, long)
+    assert rows[-1] == 1
+    assert ids_of(completed) == ids_of(complete(EmbeddedSampler(model), long))
+    assert complete(small, batch) == first  # as if the long ones had never been
+    asyncio.run(small._thread.run(lambda: None))
+    assert (small._batch._pool.rows, small._batch._pool.layers, small._batch._cache._layers) == (0, [], [])
     assert small._batch._cache.capacity == 3 * 64
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 
 from palimpsest.engines.embedded.sampling.draw import draw, nucleus, uniforms
@@ -47,6 +48,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
 def test_the_nucleus_contains_the_most_likely_token() -> None:
     ((first, second),) = nucleus(torch.tensor([[0.9, 0.1]]), torch.tensor([0.01])).tolist()
     assert first > second == 0.0
+    assert nucleus(torch.tensor([[0.2, 0.8]]), torch.tensor([1e-46]))[0].tolist() == pytest.approx([0.0, 0.8])
 
 
 def test_log_probabilities_are_taken_before_top_p() -> None:

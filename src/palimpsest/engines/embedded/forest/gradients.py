@@ -107,7 +107,7 @@ class ForestGradients:
         logprobs, entropy = forward(forest, False)
         if self._objective == "nll":
             loss, sums = nll_loss(logprobs=logprobs, weights=forest.weights)
-            sums["entropy_sum"] = entropy.sum()
+            sums["entropy"] = entropy.sum()
         else:
             reference = None
             if self._config.kl_loss_coef > 0:
@@ -124,7 +124,9 @@ class ForestGradients:
                 config=self._config,
             )
         loss.backward()
-        recomputed = self._objective == "policy" and self._config.old_logprobs == "recompute"
+        if self._objective == "nll":
+            return loss.detach(), sums, {}  # no sampler wrote these tokens
+        recomputed = self._config.old_logprobs == "recompute"
         learner = self._before(forest, logprobs, old) if recomputed else logprobs.detach()  # as losses.py's mean
         return loss.detach(), sums, largest_gaps(learner, forest.sampler_logprobs)
 

@@ -90,6 +90,10 @@ class StatePool(RowPool):
     def resize(self, rows: int, capacity: int, used: int = 0) -> None:
         self.rows, self.capacity = rows, rounded(capacity)
 
+    def clear(self) -> None:
+        self.rows = self.capacity = 0
+        self.states.clear()
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Moves: a state has one owner."""
         self.states[target] = self.states.pop(source)
@@ -225,11 +229,11 @@ class ContinuousBatch:
         return score(self._model, prompt_ids, ids)
 
     def reset(self) -> None:
-        """Clear the prefix cache; only without requests in flight."""
+        """Free the rows and the prefix cache; only without requests in flight."""
         self._requests.clear()
         self._waiting.clear()
         self._rows = PoolRows(self._slots, self.vocab)
-        self._rows.widen(self._pool.capacity)
+        self._pool.clear()
         self._cache.clear()
 
     def publish(self, version: int) -> None:

@@ -57,6 +57,7 @@ def nucleus(probs: Tensor, top_p: Tensor) -> Tensor:
     """
     ordered, index = probs.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
+    before[:, 0] = -1.0  # the likeliest stays, also if `top_p` is 0 in float32
     return torch.zeros_like(probs).scatter_(-1, index, ordered.masked_fill_(before >= top_p[:, None], 0.0))
 
 

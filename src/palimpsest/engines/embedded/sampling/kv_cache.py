@@ -100,6 +100,10 @@ class RowPool(ABC):
         """Reserve `rows` rows of `capacity` tokens, keeping the first `used`. Raises SamplerError without memory."""
 
     @abstractmethod
+    def clear(self) -> None:
+        """Free all rows: a later batch gets as many as in a new pool, and the learner their memory."""
+
+    @abstractmethod
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of row `source` into row `target`."""
 
@@ -136,7 +140,7 @@ class KVPool(RowPool):
                 # Zeros, not empty: a masked position still enters products, and NaN times 0 is NaN.
                 layer = torch.zeros((2, rows, s.heads, capacity, s.head_dim), dtype=s.dtype, device=s.device)
             except RuntimeError:
-                self.rows, self.capacity, self.layers = 0, 0, []
+                self.clear()
                 raise SamplerError(
                     f"no memory for keys and values: {counted(rows, 'sequence')} of up to {capacity:,} tokens need "
                     f"{rows * capacity * s.token_bytes / 1e9:.1f} GB; set engine.max_num_seqs, or shorten the prompts "
@@ -148,6 +152,9 @@ class KVPool(RowPool):
                 old[index] = layer  # frees the smaller one at once
             self.layers.append(layer)
         self.rows, self.capacity = rows, capacity
+
+    def clear(self) -> None:
+        self.rows, self.capacity, self.layers = 0, 0, []
 
     def copy(self, source: int, target: int, length: int) -> None:
         for layer in self.layers:
@@ -199,11 +206,11 @@ class PrefixCache:
         self.evicted = 0
         """Tokens evicted so far."""
         self._pool: Any = pool
-        self._layers: list[Tensor] = []  # each [S, 2, H, D]: one token is one stretch of memory
         self.clear()
 
     def clear(self) -> None:
-        """Drop all entries; the memory stays allocated."""
+        """Drop all entries and free their memory."""
+        self._layers: list[Tensor] = []  # each [S, 2, H, D]: one token is one stretch of memory
         self._root = _Node(b"", np.zeros(0, np.int64), None)
         self._order: OrderedDict[_Node, None] = OrderedDict()  # by last use; a parent is always after its children
         self._free = np.arange(self.capacity)
