@@ -155,6 +155,8 @@ def test_the_oldest_lines_leave_a_full_summary_and_it_is_not_compacted_again() -
     assert few == every[-len(few) :]
     lengths = [event.detail["tokens"] for event in events(trajectory, "summary")]
     assert max(lengths) <= 20
+    (line,), *_ = compacted(result_chars=200, summary_tokens=4)  # longer than the summary: cut, not lost
+    assert every[-1].startswith(line)
 
 
 @pytest.mark.parametrize("family", ["qwen", "llama3", "mistral", "bare"])

@@ -43,6 +43,11 @@ def test_pictures_are_complete_and_large_enough() -> None:
         assert len(zlib.decompress(idat(png))) > width * height
 
 
+def test_rewards_beyond_0_to_1_are_drawn() -> None:
+    for first, second in (([1.2, 1.4], [1.4, 1.2]), ([-0.5, -0.2], [-0.2, -0.5])):
+        assert reward_figure(first, [1, 1]) != reward_figure(second, [1, 1])
+
+
 def test_a_seventh_line_is_drawn() -> None:
     lines = {f"agent {number}": [Point(4, 0.1 * number, 0.0, 1.0), Point(8, 0.5, 0.0, 1.0)] for number in range(7)}
     for draw in (accuracy_figure, tokens_figure):

@@ -62,6 +62,9 @@ def test_a_choice_letter_before_an_unspaced_text(answer: str, letter: str) -> No
         ("चाय, पानी और चावल", ["चावल", "चाय", "पानी"]),
         ("Թեյ և բրինձ", ["բրինձ", "թեյ"]),
         ("trà và gạo", ["gạo", "trà"]),
+        ("A and B", ["B", "A"]),
+        ("* A\n* B", ["A", "B"]),
+        ("- 3\n- 5", ["5", "3"]),
     ],
 )
 def test_a_list_of_all_golds_in_any_script(answer: str, golds: list[str]) -> None:

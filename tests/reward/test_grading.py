@@ -74,6 +74,9 @@ def test_only_the_strict_rule_reads_boxes_in_thinking(text: str) -> None:
         ("the cat sat on the mat", ("cat on mat",), {"f1": 6 / 7, "em": 0, "sub_em": 0}),  # 4 and 3 words, 3 shared
         ("The The", ("The The",), {"boxed": 1, "em": 1, "f1": 1, "sub_em": 1}),
         ("the", ("The The",), {"boxed": 0, "em": 0, "sub_em": 0}),
+        *((name, (f"The {name}",), {"boxed": 1, "em": 1}) for name in ("A.V. Club", "A. A. Milne", "A-Team", "A&E")),
+        *(('"' + name + '"', (name,), {"boxed": 1, "em": 1}) for name in ("Guns N' Roses", "Tam o' Shanter")),
+        ("f'", ("f",), {"em": 0}),
         ("東京都", ("東京",), {"em": 0, "f1": 0.8, "sub_em": 1}),
     ],
 )

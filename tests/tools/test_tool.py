@@ -71,6 +71,8 @@ def test_a_custom_tool_is_named_by_module_and_class(module: str) -> None:
         ({"search": {"topk": "3"}}, "policy.options.tools.search.topk='3': must be a whole number"),
         ({"search": {"titles": 1}}, "policy.options.tools.search.titles=1: must be true or false"),
         ({"search": {"source": "document", "passage_chars": 0}}, "tools.search.passage_chars=0: must be at least 1"),
+        ({"search": {"source": "http://h:1", "attempts": 0}}, "tools.search.attempts=0: must be at least 1"),
+        ({"search": {"source": "http://h:1", "timeout_s": -1.0}}, "tools.search.timeout_s=-1.0: must be above 0"),
         ({"nowhere:Tool": {}}, "no module 'nowhere'"),
         ({"{}:Addr": {}}, "has no 'Addr'; did you mean Adder?"),
         ({"{}:NoTool": {}}, "needs a method call"),

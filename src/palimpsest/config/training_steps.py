@@ -15,7 +15,7 @@ class OptimConfig(Strict):
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps (`train.num_minibatches` per rollout batch) of linear warm-up."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    """Schedule after the warm-up; linear and cosine end at 0."""
+    """Schedule after the warm-up; linear and cosine end at 0 if no optimizer step is left out for lack of signal."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of AdamW's moments, each at least 0 and below 1."""
     eps: float = Field(1e-8, gt=0)

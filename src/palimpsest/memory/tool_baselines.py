@@ -212,9 +212,9 @@ class CompactionPolicy(WithSummary):
         write = self._cut if self.rule == "cut" else self._checked
         for exchange in old:
             episode.lines += [line for line in write(episode, exchange) if line not in episode.lines]
-        while len(ids := codec.encode(" " + "\n".join(episode.lines))) > self.summary_tokens and episode.lines:
+        while len(ids := codec.encode(" " + "\n".join(episode.lines))) > self.summary_tokens and episode.lines[1:]:
             del episode.lines[0]
-        episode.summary = ids if episode.lines else []
+        episode.summary = ids[: self.summary_tokens] if episode.lines else []
         resumed = self.resumed(episode.problem, episode.summary, codec)
         episode.history = replace(resumed, exchanges=tuple(recent))
         episode.model.event(SummedUp(len(episode.summary), codec.decode(episode.summary), len(recent)))

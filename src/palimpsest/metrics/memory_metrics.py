@@ -7,7 +7,7 @@
 |---|---|
 | tokens | mean length of the memories written |
 | truncated | share of replies for a memory, merges included, that exceeded their budget |
-| overwrite_rate | share of memory tokens that changed from one memory to the next; 0 kept, 1 all new |
+| overwrite_rate | share of memory tokens that changed from one written memory to the next |
 | evidence_retention | share of the named evidence in the final memory, see below |
 | copy_fidelity | share of written sentences that are verbatim in the section or the previous memory |
 | dropped_share | share of written sentences, of reads and merges, that `grounded` dropped, if it is on |

@@ -53,7 +53,8 @@ def reward_figure(rewards: Sequence[float], lengths: Sequence[int], *, words: Ax
     axes.plot(steps, _averaged(rewards, lengths), color=STYLES[0][0], linewidth=2.2)
     axes.set_xlim(0.5, len(rewards) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(0, 1.06)
+    low, high = min([0.0, *rewards]), max([1.0, *rewards])
+    axes.set_ylim(low - 0.03 * (low < 0), high + 0.06 * (high - low))
     axes.set_xlabel("training step (rollout batch)")
     axes.set_ylabel("mean reward of sampled episodes")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -143,7 +144,8 @@ def _shade_lengths(axes: Axes, lengths: Sequence[int], words: AxisWords) -> None
             if right - left > 0.11 * len(lengths)
             else str(lengths[start])
         )
-        axes.text((left + right) / 2, 1.025, text, ha="center", va="center", fontsize=8, color=_FAINT)
+        top = axes.get_xaxis_transform()
+        axes.text((left + right) / 2, 0.967, text, ha="center", va="center", fontsize=8, color=_FAINT, transform=top)
         start = index
 
 

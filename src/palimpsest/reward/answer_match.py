@@ -48,6 +48,8 @@ _WHOLE = frozenset({"yes", "no", "noanswer"})
 _AND = frozenset({"and", "und", "et", "y", "e", "i", "и", "та", "en", "og", "och", "ve", "dan", *"和及与與と및"})
 _AND |= {"và", "і", "και", "و", "और", "এবং", "மற்றும்", "และ", "եվ", "და", "እና"}  # normalized
 _LETTERS = frozenset(string.ascii_lowercase)
+_ITEMS = re.compile(rf"\n|;|,(?=\s)|\s(?:{'|'.join(sorted(_AND - _LETTERS))})\s", re.IGNORECASE)
+_BULLET = re.compile(r"^\s*[-*•]\s+")
 
 
 def comparable(answer: str, gold: str) -> tuple[str, str]:
@@ -111,7 +113,8 @@ def lists_all(answer: str, golds: Sequence[str]) -> float:
     (0.0, 0.0, 0.0)
     """
     words, wanted = (_listed(texts, golds) for texts in ([answer], golds))
-    return float(words == wanted and all(gold_in_answer(answer, gold) for gold in golds))
+    same = words == wanted and all(gold_in_answer(answer, gold) for gold in golds)
+    return float(same or _are_items(answer, golds))
 
 
 def list_f1(answer: str, golds: Sequence[str]) -> float:
@@ -120,6 +123,8 @@ def list_f1(answer: str, golds: Sequence[str]) -> float:
     >>> round(list_f1("tea, beer, rum", ["beer", "tea"]), 2)
     0.8
     """
+    if _are_items(answer, golds):
+        return 1.0
     words, wanted = (_listed(texts, golds) for texts in ([answer], golds))
     return 2 * (words & wanted).total() / ((words + wanted).total() or 1)
 
@@ -128,6 +133,22 @@ def _listed(texts: Iterable[str], golds: Sequence[str]) -> Counter[str]:
     """Words but "and"; e, i and y count as letters if a gold is a letter."""
     left_out = _AND - _LETTERS if any(gold.strip(" .").lower() in _LETTERS for gold in golds) else _AND
     return Counter(word for text in texts for word in tokens(normalize(text)) if word not in left_out)
+
+
+def _are_items(answer: str, golds: Sequence[str]) -> bool:
+    """True if the items of a list are the golds, in any order; each is compared alone, as "A" is no article there.
+
+    >>> _are_items("A and B", ["B", "A"]), _are_items("- 3\\n- 5", ["3", "5"]), _are_items("A, A", ["A", "B"])
+    (True, True, False)
+    """
+    items = [item for part in _ITEMS.split(answer) if (item := _BULLET.sub("", part).strip(" ."))]
+    left = list(golds)
+    for item in items:
+        found = next((gold for gold in left if exact(item, gold)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left and bool(items)
 
 
 def _stands_in(part: str, text: str) -> bool:

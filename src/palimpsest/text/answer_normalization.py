@@ -222,7 +222,7 @@ _QUOTED = re.compile(r"(?:^|[\s(\[{])[\"']")
 _PRIMES = (
     _rule(rf"{_AFTER_OPERAND}''(?!\w)", "″"),
     _rule(rf"{_AFTER_OPERAND}'(?=\d|\s\d+(?:\.\d+)?(?:\"|''))\s?", "′"),  # 5'10" and 5' 10"
-    _rule(rf"{_AFTER_OPERAND}'(?![\w'])", "′"),
+    _rule(rf"(?<=\d)'(?![\w'])|(?<={_START}{_LETTER})'(?!\s*\w|')", "′"),  # not Guns N' Roses
     _rule(r"(?<=\d)\"(?!\w)", "″"),
 )
 _OPENING_STAR = re.compile(r"(?<![\w*)!])\*+(?=[^\s*])")
@@ -233,7 +233,7 @@ _RULES = (
     _rule(r"(?<![^\W_])(?<!_)_++|(?<!_)_++(?![^\W_])", ""),
     _rule(r"(?<=[\w)!]) \* (?=[\w(])", "*"),
     _rule(r"(?<![\w)!*])\*++|(?<!\*)\*++(?![\w(*])", ""),
-    _rule(rf"(?<![^\s(\[{{])(?<!\ba )(?<!\ban )(?<!\bthe )(?:{_ARTICLE} )++(?=[^\w\s]*+(?!{_ARTICLE}(?!\w))\w)", ""),
+    _rule(rf"(?<![^\s(\[{{])(?<!\ba )(?<!\ban )(?<!\bthe )(?:{_ARTICLE} )++(?=[^\w\s]*+(?!{_ARTICLE}(?:\s|\W*$))\w)", ""),
     # mismatched brackets, [1, 2): a separate pair, since no such character is left in the text
     _rule(r"\[([^\[\]()]*+)\)", r"⟦\1⟯"),
     _rule(r"\(([^\[\]()]*+)\]", r"⟮\1⟧"),

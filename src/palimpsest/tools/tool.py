@@ -128,6 +128,10 @@ class SearchTool(Tool):
             raise ConfigError(f"must be from 1 to max_topk={max_topk}", key=f"{_KEY}.search.topk", value=topk)
         if passage_chars < 1:
             raise ConfigError("must be at least 1", key=f"{_KEY}.search.passage_chars", value=passage_chars)
+        if attempts < 1:
+            raise ConfigError("must be at least 1", key=f"{_KEY}.search.attempts", value=attempts)
+        if not timeout_s > 0:
+            raise ConfigError("must be above 0 seconds", key=f"{_KEY}.search.timeout_s", value=timeout_s)
         self.source, self.topk, self.max_topk, self.titles = source, topk, max_topk, titles
         self.passage_chars = passage_chars
         self._worlds: OrderedDict[str, tuple[Any, PassageIndex]] = OrderedDict()

@@ -195,6 +195,7 @@ def _text(path: Path) -> TextIOWrapper:
 
 
 _READ = 1 << 20  # characters
+_AS_TEXT = ("context", "supporting_facts", "evidences")
 _REFUSED = {
     b"PK\x03\x04": "a zip archive: unpack it first",
     b"version https://git-lfs": "a Git LFS pointer, not the data: fetch it with `git lfs pull`",
@@ -225,6 +226,8 @@ def read_rows(path: Path) -> Iterator[Row]:
         for index, (values, location) in enumerate(rows):
             if not isinstance(values, dict):
                 raise DataError(f"{path} {location}: expected an object, found {type(values).__name__}: {values!r:.40}")
+            if isinstance(values.get("supporting_facts"), str):  # the hub's 2WikiMultiHopQA: lists as JSON texts
+                values = {name: _nested(v) if name in _AS_TEXT and isinstance(v, str) else v for name, v in values.items()}
             absent = {name: None for name, value in values.items() if isinstance(value, float) and math.isnan(value)}
             yield Row({**values, **absent}, f"{path} {location}", index, path)
     except UnicodeDecodeError:

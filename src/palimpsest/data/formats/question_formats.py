@@ -16,7 +16,7 @@ Not covered: reordered sessions (the file's order counts); contexts of N session
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -147,12 +147,23 @@ def _with_gold(
 
 def titled_paragraphs(row: Row) -> list[tuple[str, str]]:
     """(title, "title\\nsentences") of each paragraph, from either layout of HotpotQA."""
-    titled = []
-    for title, sentences in _pairs(row, "context", "sentences"):
+    pairs = _pairs(row, "context", "sentences")
+    for title, sentences in pairs:
         if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
             raise DataError(f"{row.where}: context: paragraph {title!r} must be a list of sentences")
-        titled.append((title, f"{title}\n{fields.text(row, ''.join(sentences), 'context sentences', blank=True)}"))
-    return titled
+    space = _space(sentence for _, sentences in pairs for sentence in sentences[1:])
+    texts = (fields.text(row, space.join(sentences), "context sentences", blank=True) for _, sentences in pairs)
+    return [(title, f"{title}\n{text}") for (title, _), text in zip(pairs, texts, strict=True)]
+
+
+def _space(later: Iterable[str]) -> str:
+    """What joins sentences, of which `later` are not the first of their paragraph: HotpotQA's begin with their space,
+    2WikiMultiHopQA's do not.
+
+    >>> _space([" Two.", "Three."]), _space(["Two."])
+    ('', ' ')
+    """
+    return "" if any(sentence[:1].isspace() for sentence in later) else " "
 
 
 def corpus_paragraphs(row: Row) -> list[str]:
@@ -348,8 +359,7 @@ def _passage(row: Row, item: Any, name: str) -> str:
     elif isinstance(item, list) and len(item) == 2:
         title, body = item
     if isinstance(body, list) and all(isinstance(sentence, str) for sentence in body):
-        spaced = any(sentence[:1].isspace() for sentence in body[1:])
-        body = ("" if spaced else " ").join(body)
+        body = _space(body[1:]).join(body)
     body = fields.text(row, body, name, blank=True)
     return f"{fields.text(row, title, f'{name} title')}\n{body}" if title else body
 
