@@ -88,10 +88,10 @@ def test_a_process_reports_turns_and_messages_in_order(tmp_path: Path) -> None:
         ("reject", "^key=value: set another$", ""),
         ("die", "exit code 7: run again with --resume$", ""),
         ("leave", "exit code 0: run again with --resume$", ""),
-        ("break", "exit code 1: run again with --resume$", "KeyError: 'a bug'"),
+        ("break", r"^KeyError: 'a bug' \(<string>, line 18\)$", "KeyError: 'a bug'"),
     ],
 )
-def test_a_failed_process_raises_its_error_or_its_exit_code(
+def test_a_failed_process_raises_its_error_with_its_place_or_its_exit_code(
     what: str, message: str, shown: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RunError, match=message):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from palimpsest.app.league.league_run import method_config
-from palimpsest.config.league import load_league
+from palimpsest.config.league import LeagueConfig, load_league
 from palimpsest.config.load import dump_config, shipped
 from palimpsest.config.section import leaves
 from palimpsest.errors import ConfigError
@@ -90,6 +90,23 @@ def test_a_method_with_another_policy_keeps_no_options(tmp_path: Path) -> None:
     assert (league.methods["retrieval"].options, league.methods["parallel"].options) == ({}, {"merge_tokens": 96})
 
 
+def test_an_entry_of_an_inherited_method_changes_the_keys_that_it_names(tmp_path: Path) -> None:
+    own = "{parallel: {options: {memory_tokens: 20}}, lead: {overrides: {train.batch_size: 8}}}"
+    league = load_league(written(tmp_path, f"extends: laptop\nmethods: {own}"))
+    assert league.methods["parallel"].options == {"merge_tokens": 96, "memory_tokens": 20}
+    assert dict(leaves(league.methods["lead"].overrides)) == {"cold_start": None, "train.batch_size": 8}
+
+
+def test_a_methods_model_comes_after_the_leagues_and_its_documents_before_a_recipes_files() -> None:
+    names = {"one": {}, "two": {"model": "embedded-lead"}, "real": {"recipe": "memagent-smollm2"}}
+    league = LeagueConfig.model_validate({"overrides": {"model.path": "embedded"}, "methods": names})
+    configs = {name: method_config(league, method, 0) for name, method in league.methods.items()}
+    assert {name: config.model.path for name, config in configs.items()} == {
+        "one": "embedded", "two": "embedded-lead", "real": "embedded",
+    }  # fmt: skip
+    assert configs["real"].data.val_files is None
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -102,6 +119,9 @@ def test_a_method_with_another_policy_keeps_no_options(tmp_path: Path) -> None:
         ("methods: {a: {}}\nseeds: [0, 0]", "seeds=[0, 0]"),
         ("methods: {a: {}}\nheld_out: [needle]", "held_out=needle"),
         ("methods: {a: {}}\ndocuments: [50]", "documents=[50]"),
+        ("methods: {a: {}}\ndata: []", "data=[]"),
+        ("methods: {a: {}}\noverrides: {policy.name: recall}", "policy.name"),
+        (f"methods: {{{'a' * 101}: {{}}}}", "up to 100"),
         ("methods: {a: {base_url: http://127.0.0.1:1/v1}}", "base_url"),
         ("methods: {a: {overrides: {engine.api_key: x}}}", "engine.api_key"),
         ("extends: nothing.yaml", "nothing.yaml"),

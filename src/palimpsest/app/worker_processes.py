@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -91,5 +92,9 @@ def serve_parent(work: Callable[..., None]) -> None:
         say(True)
     except PalimpsestError as error:
         say({"error": str(error)})
+    except Exception as error:  # noqa: BLE001  users' code runs here
+        traceback.print_exc()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        say({"error": f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"})
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends now, and libraries release their locks

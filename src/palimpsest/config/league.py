@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from palimpsest.config.data import OneOrMore, Sources, Task
+from palimpsest.config.data import OneOrMore, Sources, Task, listed
 from palimpsest.config.load import Overrides, put, refuse_secrets, sections_of, shipped, split_overrides
 from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import Strict, leaves
@@ -73,7 +73,7 @@ class LeagueConfig(Strict):
     """Keys for every method, dotted or as sections, e.g. `train.max_tokens`."""
     seeds: OneOrMore[int] = (0, 1, 2)
     """Each seed draws training and test problems, shared by all methods."""
-    families: tuple[Task, ...] = ("needle",)
+    families: OneOrMore[Task] = ("needle",)
     """Families of synthetic documents to train on and to average over; with `data` unused."""
     held_out: tuple[str, ...] = ()
     """Families, files or protocols that are only evaluated; not in the mean."""
@@ -106,8 +106,8 @@ class LeagueConfig(Strict):
         for name in methods:
             if name.endswith(f"-{UNTRAINED}"):
                 raise ValueError(f"{name!r}: folders of untrained models end in -{UNTRAINED}; rename the method")
-            if not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} can't be a folder: use letters, digits, underscores and hyphens")
+            if not _NAME.fullmatch(name) or len(name) > 100:
+                raise ValueError(f"{name!r:.120} can't be a folder: use up to 100 letters, digits, _ and -")
         return methods
 
     @model_validator(mode="after")
@@ -119,6 +119,10 @@ class LeagueConfig(Strict):
         for name, values in (("seeds", self.seeds), ("families", self.families), ("chunks", self.chunks)):
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name}={list(values)}: give one at least, each once")
+        if self.data is not None and not listed(self.data):
+            raise ValueError("data=[]: name a file, or null for synthetic documents")
+        if "policy.name" in dict(leaves(self.overrides)):
+            raise ValueError("overrides.policy.name: would be every method's; set methods.NAME.policy instead")
         if self.data is not None and self.protocols:
             raise ValueError("protocols: instead of data; omit one of them")
         held_out = get_args(Task) if self.synthetic else tuple(self.protocols)
@@ -224,7 +228,10 @@ def _method(inherited: Any, own: Any) -> Any:
     if not isinstance(inherited, dict) or not isinstance(own, dict):
         return own
     is_other = own.get("policy") not in (None, inherited.get("policy"))
-    return {name: value for name, value in inherited.items() if not (is_other and name == "options")} | own
+    kept = {name: value for name, value in inherited.items() if not (is_other and name == "options")}
+    if isinstance(kept.get("options"), dict) and isinstance(own.get("options"), dict):
+        own = {**own, "options": kept["options"] | own["options"]}
+    return {**kept, **own, **_overridden(kept, own)}
 
 
 def _faults(error: ValidationError, name: str) -> Iterator[str]:

@@ -463,7 +463,9 @@ def episode_row(line: Mapping[str, Any]) -> dict[str, Any]:
             "outcome": str(line["outcome"]),
             "reward": value if isinstance(value := grade.get("value"), int | float) else None,
             "reason": _reason(value, grade.get("reason")),
-            "parts": dict(sorted(breakdown.items())) if isinstance(breakdown := grade.get("breakdown"), Mapping) else {},
+            "parts": dict(sorted(breakdown.items()))
+            if isinstance(breakdown := grade.get("breakdown"), Mapping)
+            else {},
             "events": dict(Counter(str(event["kind"]) for event in _list(line["events"]))),
             "turns": len(turns),
             "prompt_tokens": _count(turns, "prompt_ids"),

@@ -233,7 +233,9 @@ _RULES = (
     _rule(r"(?<![^\W_])(?<!_)_++|(?<!_)_++(?![^\W_])", ""),
     _rule(r"(?<=[\w)!]) \* (?=[\w(])", "*"),
     _rule(r"(?<![\w)!*])\*++|(?<!\*)\*++(?![\w(*])", ""),
-    _rule(rf"(?<![^\s(\[{{])(?<!\ba )(?<!\ban )(?<!\bthe )(?:{_ARTICLE} )++(?=[^\w\s]*+(?!{_ARTICLE}(?:\s|\W*$))\w)", ""),
+    _rule(
+        rf"(?<![^\s(\[{{])(?<!\ba )(?<!\ban )(?<!\bthe )(?:{_ARTICLE} )++(?=[^\w\s]*+(?!{_ARTICLE}(?:\s|\W*$))\w)", ""
+    ),
     # mismatched brackets, [1, 2): a separate pair, since no such character is left in the text
     _rule(r"\[([^\[\]()]*+)\)", r"⟦\1⟯"),
     _rule(r"\(([^\[\]()]*+)\]", r"⟮\1⟧"),

@@ -186,8 +186,13 @@ def test_further_problems_continue_the_logs(folder: Path) -> None:
     again = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=WAIT_S)
     assert again.returncode == 0, again.stderr
     assert [row["name"] for row in json.loads(again.stdout)["rows"]] == ["mine"]
-    samples, unreadable = read_samples(folder / "out" / "evals/mine-untrained-0" / "samples.jsonl")
+    log = folder / "out" / "evals/mine-untrained-0" / "samples.jsonl"
+    samples, unreadable = read_samples(log)
     assert (len(samples), unreadable) == (18, 0)
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-4]))
+    (folder / "out" / "league.yaml").write_text("{broken")
+    assert subprocess.run(words, cwd=folder, env=environment(), capture_output=True, timeout=WAIT_S).returncode == 0
+    assert len(read_samples(log)[0]) == 18, "lost episodes are played again"
     changed = [*words, "methods.mine.options={memory_tokens: 6}"]
     assert subprocess.run(changed, cwd=folder, env=environment(), capture_output=True, timeout=WAIT_S).returncode == 0
     summary = json.loads((folder / "out" / "evals/mine-untrained-0" / "summary.json").read_text())
@@ -206,6 +211,10 @@ def test_mistakes_are_errors_before_anything_is_written(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("methods: {mine: {policy: overwrite, options: {memory: 3}}}")
     with pytest.raises(palimpsest.PalimpsestError, match=r"methods\.mine: policy\.options\.memory"):
+        palimpsest.league(wrong, out=tmp_path / "out", quiet=True)
+    right = "methods: {mine: {policy: overwrite}}\ndata: nowhere.jsonl"
+    wrong.write_text(right)
+    with pytest.raises(palimpsest.PalimpsestError, match=r"nowhere\.jsonl"):
         palimpsest.league(wrong, out=tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()
 

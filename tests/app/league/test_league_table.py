@@ -94,6 +94,10 @@ def test_a_blank_cell_has_its_reason_and_leaves_no_mean() -> None:
     made = LeagueTable(league(), [admitted, row("b", {}, reasons={"": "it failed"})]).to_json()["rows"]
     assert [one["reason"] for one in made[0]["cells"]] == [None, None, "answers one question", "too long"]
     assert [one["accuracy"] for one in made[0]["mean"]] == [None, None]
+    compared = LeagueTable(league(), [row("a", RIGHTS), admitted])
+    assert compared.differences == {}, "over fewer families than other rows"
+    shorter = LeagueTable(league().model_copy(update={"chunks": (4,)}), [row("a", RIGHTS), row("b", WORSE)])
+    assert shorter.compared(shorter.rows[1]) == {("needle", 4), ("list", 4)}
     assert {one["reason"] for one in made[1]["cells"]} == {"it failed"}
     assert {one["reason"] for one in LeagueTable(league(), [row("a", {})]).to_json()["rows"][0]["cells"]} == {
         NOT_PLAYED
@@ -137,7 +141,7 @@ def test_the_interval_of_a_mean_contains_it_if_the_families_have_unequal_numbers
 
 def test_differences_of_rewards_beyond_one_keep_their_ends() -> None:
     low, high = ({("needle", 4): [[at, at + 1, at, at + 2], [at, at, at + 1, at]]} for at in (0, 5))
-    found = difference(row("b", high), row("a", low), ["needle"])
+    found = difference(row("b", high), row("a", low), [("needle", 4)])
     assert found is not None
     assert (found.mean, found.low > 1.0, found.high >= 5.0) == (5.0, True, True)
 

@@ -17,9 +17,11 @@ Not covered: methods on several machines; near ties of greedy decoding, which ma
 from __future__ import annotations
 
 import asyncio
+import glob
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +29,7 @@ from typing import Any
 
 from palimpsest import files
 from palimpsest.app.config_resolution import run_config
+from palimpsest.app.evaluate.evaluation_data import read_problems
 from palimpsest.app.evaluate.evaluation_plan import OPTIONS
 from palimpsest.app.evaluate.evaluation_run import evaluate
 from palimpsest.app.league.league_files import ProtocolFiles, held_out_sets, protocol_files
@@ -43,7 +46,7 @@ from palimpsest.config.schema import RunConfig
 from palimpsest.config.section import leaves
 from palimpsest.engines.open import layout_on, with_sampler
 from palimpsest.errors import ConfigError, RunError
-from palimpsest.evaluation.sample_log import SUMMARY, read_object
+from palimpsest.evaluation.sample_log import SUMMARY, read_log, read_object
 from palimpsest.memory.registry import build_policy, policy_class
 from palimpsest.plugin_options import options_of
 from palimpsest.progress.reporter import Logger, Progress, Silent, Tick
@@ -55,6 +58,7 @@ from palimpsest.runs.run_folder import CONFIG, load_config, steps_done
 LEAGUE = "league.yaml"
 _MAIN = "from palimpsest.app.league.league_run import main; main()"
 _OF_TRAINING = ("train", "optim", "loss", "credit", "cold_start")
+_OWN = {"runs", "evals", "league.json", "league.html"}
 _PARTS = 100  # shown parts of a training, and of an evaluation
 
 
@@ -83,6 +87,9 @@ async def league_async(
     for name in config.methods:  # before anything is written
         work.config(name, config.seeds[0])
     held_out_sets(config)
+    if config.data is not None:
+        data = work.config(config.against, config.seeds[0]).data.model_copy(update={"val_files": config.data})
+        read_problems(RunConfig(data=data), documents=config.documents)
     for note in (*(note for published in work.protocols for note in published.notes), *work.notes()):
         shown.message(note)
     with _locked(folder):
@@ -103,7 +110,7 @@ def league_folder(league: str | Path | LeagueConfig) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    if folder.is_dir() and not (folder / LEAGUE).exists() and visible_names(folder):
+    if folder.is_dir() and not (folder / LEAGUE).exists() and set(visible_names(folder)) - _OWN:
         raise RunError(f"{folder} contains other files than a league's: use another --out")
     folder.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(folder)
@@ -205,8 +212,11 @@ class LeagueWork:
             if method.train and whole is not None and self.config(name, seed).cold_start is None:
                 yield f"{name}: trains without a cold start, for which its policy has no teachable()"
         if (self.out / LEAGUE).is_file():
-            left_out = load_league(self.out / LEAGUE).methods.keys() - self.league.methods.keys()
-            if left_out:
+            before: Mapping[str, Any] = {}
+            with suppress(ConfigError):  # damaged; it is written anew
+                before = load_league(self.out / LEAGUE).methods
+            played = {name for name in before for _ in self.out.glob(f"evals/{glob.escape(name)}-*/{SUMMARY}")}
+            if left_out := played - self.league.methods.keys():
                 yield f"{self.out}: leaves out {', '.join(sorted(left_out))}, which it has figures of"
 
     def table(self) -> LeagueTable:
@@ -232,9 +242,11 @@ class LeagueWork:
         summary = read_object(folder / SUMMARY) or {}
         cells = summary.get("evaluations", [])
         blank = sum(note["code"] == "left_blank" for note in summary.get("notes", ()))
-        played = all(cell["problems"] == self.league.problems and not cell["ungraded"] for cell in cells)
         wanted = len(self.league.sets) * len(self.league.chunks)
-        if not self.league.synthetic or not played or len(cells) + blank != wanted:
+        if not self.league.synthetic or not cells or len(cells) + blank != wanted:
+            return False
+        readable = Counter((one.set, one.size) for one in read_log(folder).samples if one.value is not None)
+        if list(readable.values()) != [self.league.problems] * len(cells):
             return False
         config, run = self.config(job.name, job.seed), run_folder(self.out, job.name, job.seed)
         trained = (run / CONFIG).is_file() and load_config(run) == with_sampler(config, "policy") and Run(run).finished
@@ -253,10 +265,9 @@ class LeagueWork:
             own = folder / published.name if published else folder
             asked = config if job.trained else _without_training(config)
             code = source_digests(asked.model_dump(mode="json"))
-            head = [
-                f"# model {method.model} {method.base_url or ''}",
-                *([f"# code {json.dumps(code)}"] if code else []),
-            ]
+            head = [f"# model {method.model} {method.base_url or ''}"]
+            head += [f"# code {json.dumps(code)}"] if code else []
+            head += [f"# data {self.league.data} {self.league.documents}"] if self.league.data is not None else []
             yield LeagueEvaluation(own, config, "\n".join([*head, dump_config(asked)]).encode(), published)
 
     async def play(self, progress: Progress) -> None:
@@ -324,8 +335,10 @@ def method_config(league: LeagueConfig, method: MethodConfig, seed: int, protoco
         keys |= {f"model.{name}": value for name, value in weights.items()}
     if league.synthetic:
         keys |= {"data.train_files": "synthetic", "data.synthetic.chunks": league.chunks[0]}
+        keys |= dict.fromkeys(("data.val_files", "data.documents", "data.corpus"))
         keys |= {"data.synthetic.task": _learnt(league, cls), "data.synthetic.val_task": list(league.sets)}
-    overrides = keys | shared | dict(leaves(method.overrides))
+    overrides = keys | shared | ({"model.path": method.model} if method.model and not method.base_url else {})
+    overrides |= dict(leaves(method.overrides))
     if not cls.takes_memory:
         overrides["data.synthetic.starts"] = None
     return run_config(base, overrides, seed=seed)

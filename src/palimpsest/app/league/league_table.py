@@ -5,8 +5,8 @@ accuracy      mean over seeds. Its 95% interval is the wider of two: over proble
               of simulated leagues, this one in 91% or more (benchmarks/interval_coverage.py --seeds)
 mean          over families, held-out ones excluded
 fall          mean at the shortest length less mean at the longest, over the seeds that have both
-difference    to the reference, over the problems of the mean's families, at all lengths, that both graded; p is the
-              larger of the two tests', adjusted for the number of rows (Holm 1979)
+difference    to the reference, over the problems of the mean's families, at the lengths where the row has a mean, that
+              both graded; p is the larger of the two tests', adjusted for the number of rows (Holm 1979)
 costs         means over graded episodes; blank without one of each family
 agreement     Kendall's tau-b of the methods' order by their mean over all lengths, averaged over pairs of seeds
               (Kendall 1945)
@@ -135,9 +135,9 @@ class MethodRow:
 # ---- Rows against the reference ------------------------------------------------------------------------------
 
 
-def difference(row: MethodRow, reference: MethodRow, families: Sequence[str]) -> Difference | None:
-    """`row` less `reference`, paired by problem; None without a problem that both graded."""
-    pairs = {seed: list(_pairs(reference.samples.get(seed, ()), row.samples[seed], families)) for seed in row.samples}
+def difference(row: MethodRow, reference: MethodRow, cells: Collection[SetSize]) -> Difference | None:
+    """`row` less `reference` in some cells, paired by problem; None without a problem that both graded."""
+    pairs = {seed: list(_pairs(reference.samples.get(seed, ()), row.samples[seed], cells)) for seed in row.samples}
     drawn = [pair for each in pairs.values() for pair in each]
     if not drawn:
         return None
@@ -157,9 +157,9 @@ def difference(row: MethodRow, reference: MethodRow, families: Sequence[str]) ->
 
 
 def _pairs(
-    first: Sequence[Sample], second: Sequence[Sample], families: Sequence[str]
+    first: Sequence[Sample], second: Sequence[Sample], cells: Collection[SetSize]
 ) -> Iterator[tuple[Sample, Sample]]:
-    graded = {one.key: one for one in first if one.set in families and one.value is not None}
+    graded = {one.key: one for one in first if (one.set, one.size) in cells and one.value is not None}
     for two in second:
         one = graded.get(two.key)
         if one is not None and two.value is not None and question_hash(one) == question_hash(two):
@@ -236,6 +236,10 @@ class LeagueTable:
         falls = [mean - last[seed] for seed, mean in first.items() if seed in last]
         return fmean(falls) if falls else None
 
+    def compared(self, row: MethodRow) -> set[SetSize]:
+        """Cells of the mean at the lengths at which a row has a mean."""
+        return {cell for size in self.sizes for cell in self.of_mean(size) if row.by_seed(self.of_mean(size))}
+
     @cached_property
     def differences(self) -> dict[str, tuple[Difference, float]]:
         """Difference to the reference, and p after Holm's correction, by row."""
@@ -243,7 +247,7 @@ class LeagueTable:
         if reference is None:
             return {}
         others = [row for row in self.rows if row is not reference]
-        found = {row.name: difference(row, reference, self.families) for row in others}
+        found = {row.name: difference(row, reference, self.compared(row)) for row in others}
         known = {name: one for name, one in found.items() if one is not None}
         adjusted = holm([one.p for one in known.values()])
         return {name: (one, p) for (name, one), p in zip(known.items(), adjusted, strict=True)}
@@ -278,6 +282,8 @@ class LeagueTable:
                 yield f"{row.name}: seeds {', '.join(map(str, played))} only; its means are over other problems"
             if why := row.ungraded([cell for cell in self.cells if row.graded(cell)]):
                 yield f"{row.name}: {why}"
+        reasons = {why for row in self.rows for why in row.reasons.values()}
+        yield from (f"{title}: {why}" for title, why in self.failed.items() if not self.cells or why not in reasons)
 
     def to_json(self) -> dict[str, Any]:
         """Contents of league.json."""

@@ -77,10 +77,7 @@ async def imitate_async(
         with resumable(out, progress):
             policy, codec = policy_of(config), Codec.load(config.model)
             return await run_cold_start(config, policy, codec, out, **opening, progress=progress, stop=stop, warn=warn)
-    if (most := config.train.max_tokens) is not None:
-        raise ConfigError("ends RL; sft ends after train.max_steps: set it to null", key="train.max_tokens", value=most)
-    if (every := config.train.eval_steps) is not None:
-        progress.message(f"train.eval_steps={every}: sft does not evaluate; palimpsest eval {out} does")
+    _check_ends(config.train, progress)
     chosen = _recorded(imitated, progress)  # before the model: bad records fail early
     engine = await asyncio.to_thread(open_engine, config, objective="nll")
     window = engine.limits.max_context
@@ -101,6 +98,14 @@ async def imitate_async(
 
 
 imitate = blocking(imitate_async)
+
+
+def _check_ends(train: TrainConfig, progress: Progress) -> None:
+    if train.max_tokens is not None:
+        message = "ends RL; sft ends after train.max_steps: set it to null"
+        raise ConfigError(message, key="train.max_tokens", value=train.max_tokens)
+    if train.eval_steps is not None:
+        progress.message(f"train.eval_steps={train.eval_steps}: sft does not evaluate; palimpsest eval RUN does")
 
 
 async def _trained(

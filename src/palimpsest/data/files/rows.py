@@ -227,7 +227,9 @@ def read_rows(path: Path) -> Iterator[Row]:
             if not isinstance(values, dict):
                 raise DataError(f"{path} {location}: expected an object, found {type(values).__name__}: {values!r:.40}")
             if isinstance(values.get("supporting_facts"), str):  # the hub's 2WikiMultiHopQA: lists as JSON texts
-                values = {name: _nested(v) if name in _AS_TEXT and isinstance(v, str) else v for name, v in values.items()}
+                values = {
+                    name: _nested(v) if name in _AS_TEXT and isinstance(v, str) else v for name, v in values.items()
+                }
             absent = {name: None for name, value in values.items() if isinstance(value, float) and math.isnan(value)}
             yield Row({**values, **absent}, f"{path} {location}", index, path)
     except UnicodeDecodeError:

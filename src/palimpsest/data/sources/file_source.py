@@ -9,9 +9,10 @@ With several numbers, their sequence is drawn once, so that every epoch has equa
     5 questions, objectives (1, 2)      sizes 2 1 2        epoch 0: ca e bd        epoch 1: eb a dc
 
 Guaranteed: a pure function of (seed, step, round, size), so resuming needs no state; an epoch has every problem once,
-except those that don't fill a step (the file's last rows with `data.shuffle=false`); no question repeats within a step and round,
-or within an epoch of one size; evaluation uses the first problems of one fixed combination, or the file's first single
-questions; long documents stay on disk, and contexts are assembled from shared paragraphs, until a problem is built.
+except those that don't fill a step (the file's last rows with `data.shuffle=false`); no question repeats within a step
+and round, or within an epoch of one size; evaluation uses the first problems of one fixed combination, or the file's
+first single questions; long documents stay on disk, and contexts are assembled from shared paragraphs, until a problem
+is built.
 Not covered: paragraphs of files larger than memory; passages of search problems (see data/formats/corpus.py); two
 questions of one problem that are equal or answer each other; rows with several questions under `data.search`.
 """

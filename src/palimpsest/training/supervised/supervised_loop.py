@@ -30,7 +30,7 @@ from palimpsest.engines.protocol import Learner, StepBatch
 from palimpsest.errors import DataError, RunError
 from palimpsest.rollout.segments import segments_of
 from palimpsest.rollout.trajectory_file import read_groups, record_files
-from palimpsest.runs.driver import Driver, Evaluate, Finished, StepReport
+from palimpsest.runs.driver import Driver, Finished, StepReport
 from palimpsest.runs.loggers import LoggerSet
 from palimpsest.runs.run_folder import RunFolder
 from palimpsest.runs.signals import GracefulStop

@@ -353,9 +353,6 @@ class _Decoded:
         return result if self._rows is None else result[self._rows]
 
 
-_SQUARE = 2048  # tokens of the stored mask: 16 MB in float32
-
-
 class FusedForward:
     """Satisfies `forward.Forward`."""
 
@@ -462,16 +459,8 @@ class FusedForward:
             )[0].transpose(0, 1)
 
     def _causal(self, start: int, length: int) -> Tensor:
-        """[length - start, length] 0 for visible keys, -inf elsewhere; a view of one stored square, if it is small."""
-        dtype = self._pool.shape.dtype
-        if length > _SQUARE:
-            return torch.full((length - start, length), -torch.inf, dtype=dtype).triu_(start + 1)
-        if self._triangle.shape[0] < length:
-            size = (min(self._pool.capacity, _SQUARE),) * 2
-            self._triangle = torch.full(size, -torch.inf, dtype=dtype).triu_(1)
-        return self._triangle[start:length, :length]
-
-    _triangle = torch.empty(0, 0)
+        """[length - start, length] 0 for visible keys, -inf elsewhere."""
+        return torch.full((length - start, length), -torch.inf, dtype=self._pool.shape.dtype).triu_(start + 1)
 
     # ---- parts ----------------------------------------------------------------------------------------------
 
