@@ -76,7 +76,7 @@ WIDE = {
 BUDGET: dict[str, tuple[int, int]] = {
     "": (3260, 15),
     "agents": (570, 5),
-    "app": (10480, 53),
+    "app": (10540, 53),
     "cli": (2775, 16),
     "config": (3395, 14),
     "credit": (990, 9),

@@ -21,6 +21,7 @@ from palimpsest.cli.options import resumed
 from palimpsest.config.load import load_recipe
 from palimpsest.config.reward import RewardConfig
 from palimpsest.config.schema import PolicyConfig, RoleConfig, RunConfig
+from palimpsest.config.section import with_keys
 from palimpsest.errors import ConfigError
 from palimpsest.memory.policy import Answered, MemoryPolicy, Model
 from palimpsest.progress.reporter import Silent
@@ -124,6 +125,27 @@ def test_an_evaluation_of_training_problems_is_noted(tmp_path: Path, tiny_model_
     assert agent.notes(evaluation_config(agent)) == [warning]
     assert agent.notes(evaluation_config(agent, data=problems(tmp_path / "dev.json"))) == []
     assert agent.notes(evaluation_config(agent, data="synthetic")) == []
+
+
+def test_options_are_set_in_the_order_of_the_overrides() -> None:
+    def options(*overrides: str) -> dict[str, Any]:
+        agent = Agent("embedded", recipe="memagent-quickstart", overrides=overrides)
+        return evaluation_config(agent, data="synthetic").policy.options
+
+    recipes = options()
+    assert options("policy.options.chunk_size=99", "chunk_size=40") == recipes | {"chunk_size": 40}
+    assert options("chunk_size=40", "policy.options.chunk_size=99") == recipes | {"chunk_size": 99}
+    assert options("policy.options={chunk_size: 40}", "memory_tokens=9") == {"chunk_size": 40, "memory_tokens": 9}
+    for wrong in ("7", "null"):
+        with pytest.raises(ConfigError, match=rf"policy\.options={wrong}: must be a mapping"):
+            options(f"policy.options={wrong}")
+
+
+def test_texts_of_a_configuration_stay_the_same_through_overrides() -> None:
+    for text in ("a \u2028 b", "a\x85b", "a\x7fb"):
+        config = with_keys(load_recipe("memagent-quickstart"), {"policy.options.prompts": {"empty_memory": text}})
+        again = run_config(config, {"train.max_steps": 3})
+        assert again.policy.options["prompts"]["empty_memory"] == text
 
 
 def test_another_policy_without_the_recipes_options_has_to_be_asked_for() -> None:

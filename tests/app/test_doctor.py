@@ -393,6 +393,8 @@ def test_an_address_that_no_service_can_have_fails_with_its_key(address: str) ->
     search = list(doctor._services(config))[1]
     assert search.status == "fail"
     assert search.fix == "set policy.options.tools.search.source=http://127.0.0.1:PORT"
+    listed = config.policy.model_copy(update={"options": {"tools": ["search"]}})  # of a custom policy
+    assert [one.name for one in doctor._services(config.model_copy(update={"policy": listed}))] == ["judge"]
 
 
 def test_services_of_a_recipe_are_checked_last(palimpsest: Run, monkeypatch: pytest.MonkeyPatch) -> None:

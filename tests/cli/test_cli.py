@@ -148,6 +148,12 @@ def test_an_evaluation_in_which_no_episode_could_be_graded_fails_with_the_reason
     assert "nothing could be graded" in done.stderr
     assert "episode ended as policy_failed (RuntimeError: no luck" in done.stderr
     assert done.stderr.endswith("luckless.py:3))\n")
+    (tmp_path / "other").symlink_to(tiny_model_folder)
+    for form in ((), ("--json",)):
+        words = (*model, str(tmp_path / "other"), "--policy", "luckless:Policy", "--out", f"out{len(form)}")
+        several = palimpsest("eval", *words, *form)
+        assert several.returncode == 1
+        assert len(list(Path(f"out{len(form)}").rglob("summary.json"))) == 2, "the second model plays too"
     assert "run again" not in done.stdout
 
 

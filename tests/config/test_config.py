@@ -185,6 +185,7 @@ def test_a_smaller_batch_has_fewer_minibatches_unless_they_are_named() -> None:
 
     assert (loaded("train.batch_size=4"), loaded("train.batch_size=64")) == (4, 8)
     assert loaded("train.batch_size=4", "train.num_minibatches=2") == 2
+    assert loaded("train={batch_size: 2}") == loaded("train.batch_size=2") == 2
     with pytest.raises(ConfigError, match=r"train\.num_minibatches=6 exceeds train\.batch_size=4"):
         loaded("train.batch_size=4", "train.num_minibatches=6")
     with pytest.raises(ConfigError, match=r"train\.batch_size"):

@@ -26,6 +26,7 @@ from palimpsest.config.load import (
     dump_config,
     load_recipe,
     parse_config,
+    put,
     quickstarts,
     recipe_names,
     split_overrides,
@@ -81,7 +82,7 @@ def run_config(
     if isinstance(recipe, RunConfig) and not changes:
         config = recipe
     elif isinstance(recipe, RunConfig):
-        config = parse_config(recipe.model_dump_json(), name=recipe.recipe, overrides=changes, read_files=False)
+        config = parse_config(dump_config(recipe), name=recipe.recipe, overrides=changes, read_files=False)
     else:
         config = load_recipe(recipe, changes, read_files=False)
     config = _from_checkpoint(config)
@@ -195,7 +196,7 @@ class Agent:
         unsaid = origin is None or bool(origin.evaluation.files)
         dtype = {"model.dtype": "auto"} if unsaid and self.base_url is None else {}
         overrides = {**dtype, **reward, **self._section(), **changes, **(more or {})}
-        config = parse_config(changed.model_dump_json(), name="overrides", overrides=overrides)
+        config = parse_config(dump_config(changed), name="overrides", overrides=overrides)
         check_models(config)
         check_roles(config)
         return config
@@ -209,12 +210,17 @@ class Agent:
         elif base.policy.name == policy:
             options |= evaluated(base.policy).options
         sections = RunConfig.model_fields.keys() - options_of(policy_class(policy))
+        replaced = False
         for key, value, _ in split_overrides(self.overrides):
-            (changes if "." in key or key in sections else options)[key] = value
-        asked = changes.pop("policy.options", None)
-        if isinstance(asked, dict):
-            options = {**asked, **options}
-        elif self.recipe is not None and not options and policy != base.policy.name:
+            if key == "policy.options":
+                if not isinstance(value, Mapping):
+                    raise ConfigError("must be a mapping, such as {chunk_size: 1000}", key=key, value=value)
+                options, replaced = self._wording(policy) | dict(value), True
+            elif key.startswith("policy.options."):
+                put(options, key.removeprefix("policy.options."), value)
+            else:
+                put(options, key, value) if "." not in key and key not in sections else changes.update({key: value})
+        if self.recipe is not None and not options and not replaced and policy != base.policy.name:
             self._check_dropped(policy, base.policy)
         return options, changes
 
@@ -331,7 +337,7 @@ def evaluation_config(
             section |= {"format": None, "format_options": {}, "columns": {}, "shuffle": True}  # settings of files
     search = {} if objectives is None else {"data.search.objectives": list(objectives)}
     config = agent.config(section, search)
-    if not _searches_document(config.policy):
+    if searched_source(config.policy) != DOCUMENT:
         return config
     if objectives is not None:
         raise ConfigError(
@@ -341,10 +347,11 @@ def evaluation_config(
     return config.model_copy(update={"data": config.data.model_copy(update={"search": None})})
 
 
-def _searches_document(policy: PolicyConfig) -> bool:
+def searched_source(policy: PolicyConfig) -> Any:
+    """`source` of the policy's search tool, "" without one."""
     tools = policy.options.get("tools")
     search = tools.get("search") if isinstance(tools, dict) else None
-    return isinstance(search, dict) and search.get("source") == DOCUMENT
+    return search.get("source", "") if isinstance(search, dict) else ""
 
 
 def model_folder(path: Model, warn: Callable[[str], None]) -> str:

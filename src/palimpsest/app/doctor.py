@@ -38,6 +38,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from palimpsest import files
+from palimpsest.app.config_resolution import searched_source
 from palimpsest.config.engine import logprobs_mode
 from palimpsest.config.install_hints import DISTRIBUTION
 from palimpsest.config.load import load_recipe
@@ -330,7 +331,7 @@ def _services(config: RunConfig) -> Iterator[DoctorCheck]:
         if role.url:
             served = role.model or config.model.path
             yield _service(name, f"roles.{name}.url", role.url, "/models", "data", ["vllm", "serve", served])
-    source = str(((config.policy.options.get("tools") or {}).get("search") or {}).get("source", ""))
+    source = str(searched_source(config.policy))
     if source.startswith(("http://", "https://")):
         words = ["palimpsest", "retrieval", "serve", "CORPUS"]
         yield _service("search", "policy.options.tools.search.source", source, "/queue_status", "max_waiting", words)

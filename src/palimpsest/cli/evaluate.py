@@ -142,8 +142,7 @@ def evaluate(
         if columns is not None:
             raise ConfigError("--map: --regrade reads no data; omit it")
         given |= {"seed": seed, "force": force}
-        _show([_regrade(regrade, models, overrides, out, given)], json=json)
-        return
+        raise typer.Exit(not _show([_regrade(regrade, models, overrides, out, given)], json=json))
     first, *rest = models or ["embedded"]
     given["columns"] = None if columns is None else named_columns(columns)
     request = EvalRequest(model=first, overrides=overrides, seed=seed, **given)
@@ -151,18 +150,29 @@ def evaluate(
     plans = {folder: entry.plan() for folder, entry in requests.items()}
     if rest:
         check_alike(list(plans.values()))
-    _show((_play(plan, folder, force=force) for folder, plan in plans.items()), json=json)
+    graded = _show((_play(plan, folder, force=force) for folder, plan in plans.items()), json=json)
     if rest and out is not None:
         Terminal().message(str(report([folder for folder in plans if folder is not None], out)[0]))
+    raise typer.Exit(not graded)
 
 
-def _show(evaluations: Iterable[Evaluation], *, json: bool) -> None:
-    """Print tables, or one JSON object per evaluation."""
+def _show(evaluations: Iterable[Evaluation], *, json: bool) -> bool:
+    """Print tables, or one JSON object per evaluation. False if one lost all its episodes."""
+    graded = True
     for evaluation in evaluations:
         if json:
             print(dumps(evaluation.to_json()), flush=True)
         else:
             show_evaluation(evaluation)
+        if _all_lost(evaluation):
+            reason = printable(evaluation.commonest_reason or "")
+            typer.echo(f"error: nothing could be graded; the most frequent reason: {reason}", err=True)
+            graded = False
+    return graded
+
+
+def _all_lost(evaluation: Evaluation) -> bool:
+    return evaluation.ungraded == len(evaluation) and any(not sample.is_final for sample in evaluation.samples)
 
 
 def _play(plan: EvalPlan, out: Path | None, *, force: bool) -> Evaluation:
@@ -209,7 +219,7 @@ MEMORY = ("evidence kept", "hallucinated", "dropped", "overwritten", "recall hit
 
 
 def show_evaluation(evaluation: Evaluation) -> None:
-    """Print it. Raises typer.Exit without any graded episode."""
+    """Print it."""
     from palimpsest.app.evaluate.evaluation_result import ACTED
     from palimpsest.evaluation.episode_files import EPISODES
     from palimpsest.evaluation.sample_log import SAMPLES, SUMMARY
@@ -288,13 +298,9 @@ def _print_ungraded(evaluation: Evaluation) -> None:
         wider = "; reward.final_answer.where=found also takes \\boxed{} and answer phrases"
         wider = "" if evaluation.config.reward.final_answer.where == "found" else wider
         typer.echo(f"{named:,} of {len(replied):,} replies have no answer after FINAL_ANSWER:{wider}")
-    lost = sum(not sample.is_final for sample in evaluation.samples)
-    reason = printable(evaluation.commonest_reason or "")
-    if lost and evaluation.ungraded == len(evaluation):
-        typer.echo(f"error: nothing could be graded; the most frequent reason: {reason}", err=True)
-        raise typer.Exit(1)
-    lost += sum(not sample.is_final for sample in evaluation.baseline_samples)
-    if lost:
+    lost = sum(not sample.is_final for sample in (*evaluation.samples, *evaluation.baseline_samples))
+    if lost and not _all_lost(evaluation):
+        reason = printable(evaluation.commonest_reason or "")
         typer.echo(
             f"{counted(lost, 'episode')} ungraded and not in the accuracy; the most frequent reason: "
             f"{reason}; run the command again to repeat them"

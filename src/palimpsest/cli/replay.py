@@ -72,7 +72,7 @@ def _text(memory: str | None) -> str | None:
         data = read_regular(file, _MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise ConfigError(f"--memory {memory}: more than {_MOST_BYTES:,} bytes; give a smaller file")
-        return data.decode("utf-8").rstrip("\n")
+        return data.decode("utf-8-sig").replace("\r\n", "\n").rstrip("\n")
     except NoRegularFile:
         raise ConfigError(f"--memory {memory}: not a file; give a text file") from None
     except (OSError, UnicodeDecodeError) as error:

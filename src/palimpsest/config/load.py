@@ -250,7 +250,10 @@ def split_overrides(overrides: Overrides) -> Iterator[tuple[str, Any, str]]:
         if not isinstance(override, str):
             raise ConfigError(f"override {override!r}: expected a text such as 'train.max_steps=10', or give a mapping")
         key, value = split_override(override)
-        yield key, value, override
+        if isinstance(value, Mapping) and value and section_of(key) is not None:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value, override
 
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, str]]:

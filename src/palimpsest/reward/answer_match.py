@@ -136,7 +136,7 @@ def _listed(texts: Iterable[str], golds: Sequence[str]) -> Counter[str]:
 
 
 def _are_items(answer: str, golds: Sequence[str]) -> bool:
-    """True if the items of a list are the golds, in any order; each is compared alone, as "A" is no article there.
+    """True if the items of a list are the golds, in any order; each is compared alone, where "A" is a letter.
 
     >>> _are_items("A and B", ["B", "A"]), _are_items("- 3\\n- 5", ["3", "5"]), _are_items("A, A", ["A", "B"])
     (True, True, False)

@@ -106,6 +106,9 @@ async def test_requests_beyond_the_queue_are_rejected_with_retry_after() -> None
     assert refused.json()["error"]["type"] == "rate_limit_error"
     gate.set()
     assert [(await item).status_code for item in requests] == [200, 200]
+    client, *_ = scripted(None, limits=ServerLimits(running=2, waiting=0))  # without a queue, as many as run
+    both = await asyncio.gather(*(client.post(CHAT, json=about(f"Who{number}?")) for number in range(2)))
+    assert [answer.status_code for answer in both] == [200, 200]
 
 
 async def test_an_episode_lingers_from_its_last_leave() -> None:

@@ -213,7 +213,7 @@ class LeagueWork:
                 yield f"{name}: trains without a cold start, for which its policy has no teachable()"
         if (self.out / LEAGUE).is_file():
             before: Mapping[str, Any] = {}
-            with suppress(ConfigError):  # damaged; it is written anew
+            with suppress(ConfigError):  # damaged; this call replaces it
                 before = load_league(self.out / LEAGUE).methods
             played = {name for name in before for _ in self.out.glob(f"evals/{glob.escape(name)}-*/{SUMMARY}")}
             if left_out := played - self.league.methods.keys():

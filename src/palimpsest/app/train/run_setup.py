@@ -81,7 +81,7 @@ class Setup(Inputs):
     """`Contents.to_json` of the problems of files (`train`) and of `held_out`; generated problems have no `train`."""
 
     async def close(self) -> None:
-        """Close engine and roles, and drop them: their memory is free whoever keeps this object."""
+        """Close and drop engine and roles, which frees their memory."""
         await self.engine.close()
         await self.roles.close()
         del self.engine, self.roles

@@ -157,7 +157,7 @@ def titled_paragraphs(row: Row) -> list[tuple[str, str]]:
 
 
 def _space(later: Iterable[str]) -> str:
-    """What joins sentences, of which `later` are not the first of their paragraph: HotpotQA's begin with their space,
+    """Separator of sentences; `later`: all but the first of a paragraph. HotpotQA's begin with a space,
     2WikiMultiHopQA's do not.
 
     >>> _space([" Two.", "Three."]), _space(["Two."])

@@ -178,8 +178,9 @@ class Episodes:
             ended = ServedEpisode(name)
             ended.news, ended.result, ended.stored = [(kind, text) for kind, text in result["news"]], result, True
             return ended
-        if self.waiting >= self.limits.waiting or self._draining:
-            why = "the server is stopping" if self._draining else f"{self.waiting} episodes are waiting already"
+        most = self.limits.running + self.limits.waiting
+        if len(self._running) >= most or self._draining:
+            why = "the server is stopping" if self._draining else f"{most} episodes are running or waiting already"
             raise Refused(429, f"{why}; try again later", code="queue_full", headers={"Retry-After": "5"})
         return self._start(name, query, request)
 

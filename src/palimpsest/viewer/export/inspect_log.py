@@ -87,6 +87,7 @@ def episode_lines(
     """Recorded episodes in a form of other tools, a line each. Raises ConfigError without any."""
     steps = answers.get(f"/api/runs/{source.key}/steps")
     recorded, notes = recorded_episodes(answers, source, chosen_step(source, steps, step), only)
+    notes += [f"this file has the episodes of step {step or steps[-1]} only"] if len(steps) > 1 else []
     codec, model = answers.decoders.of(source).codec, answers.facts.model(source) or "unknown"
     data = b"".join(to_json(made(group, index, codec, model)) + b"\n" for group, index in recorded)
     return Content(data, len(recorded), notes)

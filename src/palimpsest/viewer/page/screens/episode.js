@@ -14,7 +14,7 @@ import { replayCommand } from "../replay.js";
 
 const VIEWS = { diff: "Difference", plain: "Plain", blame: "Blame" };
 const TABS = { reply: "Reply", tokens: "Tokens", fates: "Evidence", replay: "Replay" };
-const episodeCache = { path: null, view: null };
+const episodeCache = { path: null, view: null }; // of the episode on the screen: its file may change meanwhile
 
 export async function show(main, route) {
   const path = apiPath(route), fetched = new Map();
@@ -46,7 +46,10 @@ export async function show(main, route) {
   );
   bindKeys();
   await draw();
-  return bar.stop;
+  return () => {
+    bar.stop();
+    if (!/\/e\//.test(location.hash)) episodeCache.path = null;
+  };
 
   function controls() {
     const step = (offset, text, title) =>
