@@ -256,7 +256,7 @@ def wiki(
 ) -> None:
     """Make questions on real paragraphs, such as "Who directed X?", each with the sentence that answers it.
 
-    Writes train.jsonl and dev.jsonl in HotpotQA's layout. Their titles differ. Families: see data.synthetic.task.
+    Writes train.jsonl and dev.jsonl in HotpotQA's layout. Their evidence differs. Families: see data.synthetic.task.
 
     \b
     Examples:

@@ -158,21 +158,17 @@ def evaluate(
 
 def _show(evaluations: Iterable[Evaluation], *, json: bool) -> bool:
     """Print tables, or one JSON object per evaluation. False if one lost all its episodes."""
-    graded = True
+    lost = 0
     for evaluation in evaluations:
-        if json:
-            print(dumps(evaluation.to_json()), flush=True)
-        else:
-            show_evaluation(evaluation)
-        if _all_lost(evaluation):
-            reason = printable(evaluation.commonest_reason or "")
-            typer.echo(f"error: nothing could be graded; the most frequent reason: {reason}", err=True)
-            graded = False
-    return graded
+        print(dumps(evaluation.to_json()), flush=True) if json else show_evaluation(evaluation)
+        if evaluation.all_lost:
+            typer.echo(f"error: nothing could be graded; {_most_frequent(evaluation)}", err=True)
+            lost += 1
+    return not lost
 
 
-def _all_lost(evaluation: Evaluation) -> bool:
-    return evaluation.ungraded == len(evaluation) and any(not sample.is_final for sample in evaluation.samples)
+def _most_frequent(evaluation: Evaluation) -> str:
+    return f"the most frequent reason: {printable(evaluation.commonest_reason or '')}"
 
 
 def _play(plan: EvalPlan, out: Path | None, *, force: bool) -> Evaluation:
@@ -299,10 +295,9 @@ def _print_ungraded(evaluation: Evaluation) -> None:
         wider = "" if evaluation.config.reward.final_answer.where == "found" else wider
         typer.echo(f"{named:,} of {len(replied):,} replies have no answer after FINAL_ANSWER:{wider}")
     lost = sum(not sample.is_final for sample in (*evaluation.samples, *evaluation.baseline_samples))
-    if lost and not _all_lost(evaluation):
-        reason = printable(evaluation.commonest_reason or "")
+    if lost and not evaluation.all_lost:
         typer.echo(
-            f"{counted(lost, 'episode')} ungraded and not in the accuracy; the most frequent reason: "
-            f"{reason}; run the command again to repeat them"
+            f"{counted(lost, 'episode')} ungraded and not in the accuracy; {_most_frequent(evaluation)}; run the same "
+            "command to repeat them"
             + ("" if evaluation.out is None else f", or grade saved answers again: eval --regrade {evaluation.out}")
         )

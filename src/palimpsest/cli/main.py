@@ -123,9 +123,8 @@ app.add_typer(recipes.app, name="recipes", rich_help_panel="Reference")
 def main() -> None:
     """Entry point of the console script."""
     warnings.formatwarning = _warned
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal of few characters
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal of few characters
     try:
         with Interrupts().watching():
             app(standalone_mode=True, prog_name="palimpsest")  # under `python -m` too

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from palimpsest.cli.options import OUTPUT, Force, Host, Port, ServerKeyEnv
+from palimpsest.cli.options import OUTPUT, Force, Host, Port, ServerKeyEnv, print_line
 from palimpsest.errors import ConfigError
 from palimpsest.http_services import token_from
 from palimpsest.progress.displays import Terminal
@@ -68,7 +67,10 @@ def view(
     from palimpsest.app.viewer_job import view as serve_view
 
     key = token_from(server_key_env, "--server-key-env", strip=False)
-    serve_view(View(tuple(paths or ()), host, port, key, tokenizer, follow), on_ready=_print_address)
+    serve_view(
+        View(tuple(paths or ()), host, port, key, tokenizer, follow),
+        on_ready=lambda url: print_line(f"viewer at {url}/"),
+    )
 
 
 def _export(
@@ -86,9 +88,3 @@ def _export(
         player = "" if content.player is None else f" of the {content.player}"
         what = f"{counted(content.episodes, 'episode')}{player}{scored}"
         typer.echo(f"{printable(str(export.path))}: {printable(what)}, {size_of(len(content.data))}")
-
-
-def _print_address(url: str) -> None:
-    """Print the address, the only line on stdout."""
-    typer.echo(f"viewer at {url}/")
-    sys.stdout.flush()

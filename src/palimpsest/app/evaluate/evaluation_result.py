@@ -91,6 +91,11 @@ class Evaluation:
         return notes + interval_notes(self.rows) + cluster_notes(self.rows)
 
     @property
+    def all_lost(self) -> bool:
+        """True if no episode has a grade, and some could get one in a further call."""
+        return self.ungraded == len(self) and any(not sample.is_final for sample in self.samples)
+
+    @property
     def ungraded(self) -> int:
         """Episodes without a grade, which the accuracy excludes."""
         return sum(summary.ungraded for summary in self.summaries)
