@@ -144,8 +144,7 @@ def _are_items(answer: str, golds: Sequence[str]) -> bool:
     items = [item for part in _ITEMS.split(answer) if (item := _BULLET.sub("", part).strip(" ."))]
     left = list(golds)
     for item in items:
-        found = next((gold for gold in left if exact(item, gold)), None)
-        if found is None:
+        if (found := next((gold for gold in left if exact(item, gold)), None)) is None:
             return False
         left.remove(found)
     return not left and bool(items)
