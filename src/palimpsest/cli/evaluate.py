@@ -52,7 +52,7 @@ def evaluate(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Recipe with policy, budgets, reward and sampling, or a published protocol, eval/NAME; default: the "
+            help="Recipe with policy, budgets, reward and sampling, or a published protocol, eval/NAME. Default: the "
             "run's, otherwise budgets that fit the model."
         ),
     ] = None,

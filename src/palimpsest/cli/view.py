@@ -28,8 +28,8 @@ def view(
     export: Annotated[
         Path | None,
         OUTPUT(
-            help="Write one file and exit: .html opens without a server, .eval is for inspect view, .jsonl is ATIF, "
-            "traces.jsonl is for verifiers."
+            help="Write one file and exit. Forms: .html (opens without a server), .eval (for inspect view), "
+            ".jsonl (ATIF), traces.jsonl (for verifiers).",
         ),
     ] = None,
     episodes: Annotated[
