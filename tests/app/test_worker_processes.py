@@ -88,7 +88,7 @@ def test_a_process_reports_turns_and_messages_in_order(tmp_path: Path) -> None:
         ("reject", "^key=value: set another$", ""),
         ("die", "exit code 7: run again with --resume$", ""),
         ("leave", "exit code 0: run again with --resume$", ""),
-        ("break", r"^KeyError: 'a bug' \(<string>, line 18\)$", "KeyError: 'a bug'"),
+        ("break", r"^KeyError: 'a bug' \(<string>:18\)$", "KeyError: 'a bug'"),
     ],
 )
 def test_a_failed_process_raises_its_error_with_its_place_or_its_exit_code(

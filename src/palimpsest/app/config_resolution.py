@@ -218,8 +218,10 @@ class Agent:
                 options, replaced = self._wording(policy) | dict(value), True
             elif key.startswith("policy.options."):
                 put(options, key.removeprefix("policy.options."), value)
+            elif "." in key or key in sections:
+                changes[key] = value
             else:
-                put(options, key, value) if "." not in key and key not in sections else changes.update({key: value})
+                options[key] = value
         if self.recipe is not None and not options and not replaced and policy != base.policy.name:
             self._check_dropped(policy, base.policy)
         return options, changes

@@ -18,7 +18,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from palimpsest.errors import PalimpsestError, RunError
+from palimpsest.errors import PalimpsestError, RunError, raised_at
 
 _PATIENCE_S = 5.0  # between SIGTERM and SIGKILL
 _LONGEST_LINE = 1 << 24
@@ -94,7 +94,6 @@ def serve_parent(work: Callable[..., None]) -> None:
         say({"error": str(error)})
     except Exception as error:  # noqa: BLE001  users' code runs here
         traceback.print_exc()
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        say({"error": f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"})
+        say({"error": f"{type(error).__name__}: {error} ({raised_at(error)})"})
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends now, and libraries release their locks

@@ -250,10 +250,7 @@ def split_overrides(overrides: Overrides) -> Iterator[tuple[str, Any, str]]:
         if not isinstance(override, str):
             raise ConfigError(f"override {override!r}: expected a text such as 'train.max_steps=10', or give a mapping")
         key, value = split_override(override)
-        if isinstance(value, Mapping) and value and section_of(key) is not None:
-            yield from _leaves(value, f"{key}.")
-        else:
-            yield key, value, override
+        yield from ((name, leaf, override) for name, leaf, _ in _leaves({key: value}, ""))
 
 
 def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any, str]]:

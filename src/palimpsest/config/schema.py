@@ -346,6 +346,11 @@ class RunConfig(Strict):
         """Return whether every training problem needs a gold."""
         return self.environment is None or self.reward.needs_gold
 
+    @property
+    def eval_draws(self) -> int:
+        """Episodes per held-out problem of an evaluation during training; greedy ones would all be equal."""
+        return self.train.eval_samples if self.eval_sampling.temperature else 1
+
     def reward_beside_environment(self) -> list[str]:
         """A warning if the reward compares answers, while an environment gives rewards of its own."""
         if self.environment is None or not self.reward.needs_gold:

@@ -22,7 +22,16 @@ from palimpsest.engines.protocol import Objective
 from palimpsest.engines.vllm.server_process import on_cpu
 from palimpsest.errors import ConfigError
 from palimpsest.models.model_folder import adapters_of, open_model, window_of
-from palimpsest.planning.cost import ADAPTER, ROOM, Memory, bytes_per_weight, faults, memory_of, server_share
+from palimpsest.planning.cost import (
+    ADAPTER,
+    ROOM,
+    Memory,
+    bytes_per_weight,
+    faults,
+    memory_of,
+    number_bytes,
+    server_share,
+)
 from palimpsest.planning.hardware import DEVICES, Hardware
 from palimpsest.planning.model_shape import ModelShape, shape_of
 
@@ -192,7 +201,8 @@ class Use:
         """Tokens whose keys and values fit a server next to its weights."""
         server = self._memory(self.config, shape)["server"]
         room = (server["limit"] - server["sampling"]) * self.config.sampler.tensor_parallel_size
-        return int((room * 1e9 - shape.held(0)) / max(1, shape.kv_bytes))
+        number = number_bytes(self.config)
+        return int((room * 1e9 - shape.held(0)) / max(1, shape.held(1, number) - shape.held(0)))
 
     def _idle(self) -> list[str]:
         """Warnings about idle GPUs and sampling on CPUs; [] for a small model that needs no more."""

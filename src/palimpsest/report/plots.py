@@ -53,11 +53,8 @@ def reward_figure(rewards: Sequence[float], lengths: Sequence[int], *, words: Ax
     axes.plot(steps, _averaged(rewards, lengths), color=STYLES[0][0], linewidth=2.2)
     axes.set_xlim(0.5, len(rewards) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    low, high = min([0.0, *rewards]), max([1.0, *rewards])
-    axes.set_ylim(low - 0.03 * (low < 0), high + 0.06 * (high - low))
     axes.set_xlabel("training step (rollout batch)")
-    axes.set_ylabel("mean reward of sampled episodes")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    _percent_axis(axes, "mean reward of sampled episodes", rewards, floor=0.0)
     return png(figure)
 
 
@@ -165,10 +162,15 @@ def _band(axes: Axes, x: Sequence[float], points: Sequence[Point], style: Mappin
 
 
 def _accuracy_axis(axes: Axes, curves: Lines) -> None:
-    """0 to 100%, or as far as the values of a reward reach."""
-    points = [point for line in curves.values() for point in line]
-    axes.set_ylim(min([-0.03, *(p.low - 0.03 for p in points)]), max([1.06, *(p.high + 0.06 for p in points)]))
-    axes.set_ylabel("accuracy")
+    ends = [end for line in curves.values() for point in line for end in (point.low, point.high)]
+    _percent_axis(axes, "accuracy", ends, floor=-0.03)
+
+
+def _percent_axis(axes: Axes, label: str, values: Sequence[float], *, floor: float) -> None:
+    """`floor` to 106%, or as far as the values of a reward reach."""
+    below = [value - 0.03 for value in values if value < 0]
+    axes.set_ylim(min([floor, *below]), max([1.06, *(value + 0.06 for value in values)]))
+    axes.set_ylabel(label)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 

@@ -17,7 +17,6 @@ Not covered: methods on several machines; near ties of greedy decoding, which ma
 from __future__ import annotations
 
 import asyncio
-import glob
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from palimpsest.app.evaluate.evaluation_data import read_problems
 from palimpsest.app.evaluate.evaluation_plan import OPTIONS
 from palimpsest.app.evaluate.evaluation_run import evaluate
 from palimpsest.app.league.league_files import ProtocolFiles, held_out_sets, protocol_files
-from palimpsest.app.league.league_page import write_league
+from palimpsest.app.league.league_page import PAGE, RESULTS, write_league
 from palimpsest.app.league.league_table import LeagueTable, evaluation_folder, read_row, run_folder
 from palimpsest.app.python_calls import blocking, suitable_progress
 from palimpsest.app.train.run_handle import Run
@@ -58,7 +57,7 @@ from palimpsest.runs.run_folder import CONFIG, load_config, steps_done
 LEAGUE = "league.yaml"
 _MAIN = "from palimpsest.app.league.league_run import main; main()"
 _OF_TRAINING = ("train", "optim", "loss", "credit", "cold_start")
-_OWN = {"runs", "evals", "league.json", "league.html"}
+_OWN = {"runs", "evals", RESULTS, PAGE}
 _PARTS = 100  # shown parts of a training, and of an evaluation
 
 
@@ -212,10 +211,10 @@ class LeagueWork:
             if method.train and whole is not None and self.config(name, seed).cold_start is None:
                 yield f"{name}: trains without a cold start, for which its policy has no teachable()"
         if (self.out / LEAGUE).is_file():
-            before: Mapping[str, Any] = {}
+            jobs = list[LeagueJob]()
             with suppress(ConfigError):  # damaged; this call replaces it
-                before = load_league(self.out / LEAGUE).methods
-            played = {name for name in before for _ in self.out.glob(f"evals/{glob.escape(name)}-*/{SUMMARY}")}
+                jobs = LeagueWork(load_league(self.out / LEAGUE), self.out).jobs()
+            played = {job.name for job in jobs if any(self.folder(job).rglob(SUMMARY))}
             if left_out := played - self.league.methods.keys():
                 yield f"{self.out}: leaves out {', '.join(sorted(left_out))}, which it has figures of"
 
@@ -236,9 +235,13 @@ class LeagueWork:
         failed = {job.title: why for job, why in self.failed.items()}
         return LeagueTable(self.league, rows, failed, self.protocols)
 
+    def folder(self, job: LeagueJob) -> Path:
+        """Folder of a job's evaluation."""
+        return evaluation_folder(self.out, job.name, job.seed, trained=job.trained)
+
     def is_done(self, job: LeagueJob) -> bool:
         """True if a job has nothing left to do."""
-        folder = evaluation_folder(self.out, job.name, job.seed, trained=job.trained)
+        folder = self.folder(job)
         summary = read_object(folder / SUMMARY) or {}
         cells = summary.get("evaluations", [])
         blank = sum(note["code"] == "left_blank" for note in summary.get("notes", ()))
@@ -259,7 +262,7 @@ class LeagueWork:
     def evaluations(self, job: LeagueJob) -> Iterator[LeagueEvaluation]:
         """The evaluations of a piece of work: one, or one per protocol."""
         method = self.league.methods[job.name]
-        folder = evaluation_folder(self.out, job.name, job.seed, trained=job.trained)
+        folder = self.folder(job)
         for published in self.protocols or (None,):
             config = self.config(job.name, job.seed, published.protocol if published else None)
             own = folder / published.name if published else folder
@@ -331,8 +334,7 @@ def method_config(league: LeagueConfig, method: MethodConfig, seed: int, protoco
     options = {name: value for name, value in options.items() if name in known} | method.options
     keys: dict[str, Any] = {"policy.name": policy, "policy.options": options}
     if not method.base_url:
-        weights = recipe.model.model_dump(mode="json") | ({} if method.model is None else {"path": method.model})
-        keys |= {f"model.{name}": value for name, value in weights.items()}
+        keys |= {f"model.{name}": value for name, value in recipe.model.model_dump(mode="json").items()}
     if league.synthetic:
         keys |= {"data.train_files": "synthetic", "data.synthetic.chunks": league.chunks[0]}
         keys |= dict.fromkeys(("data.val_files", "data.documents", "data.corpus"))

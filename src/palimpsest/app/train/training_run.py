@@ -233,8 +233,7 @@ def _held_out(config: RunConfig, setup: Setup, grader: Grades, problems: Sequenc
     """Hook that evaluates held-out problems every `train.eval_steps` steps."""
     evaluator = Evaluator(config, setup.engine, grader, roles=setup.roles, training=True)
     cell = Cell("eval", None, None, config.policy.name)
-    samples = config.train.eval_samples if config.eval_sampling.temperature else 1
-    entries = [Entry(cell, build_policy(evaluated(config.policy)), problems, samples)]
+    entries = [Entry(cell, build_policy(evaluated(config.policy)), problems, config.eval_draws)]
 
     async def measure(step: int) -> dict[str, float]:
         (summary,) = summaries_of(entries, await evaluator.play(entries))

@@ -112,9 +112,8 @@ def ungraded(rows: Sequence[Row], config: RunConfig) -> str:
 
 def _held_out(row: Row, config: RunConfig) -> tuple[float, float]:
     """95% interval. Counts each problem once, as samples of one problem depend on each other."""
-    samples = config.train.eval_samples if config.eval_sampling.temperature else 1
     problems = whole(row, "eval/problems", config.evaluation.problems)  # a file may have fewer
-    counted = max(1, problems - whole(row, "eval/ungraded", 0) // samples)
+    counted = max(1, problems - whole(row, "eval/ungraded", 0) // config.eval_draws)
     return wilson(row["eval/accuracy"] * counted, counted)
 
 

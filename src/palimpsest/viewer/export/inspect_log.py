@@ -57,8 +57,7 @@ def inspect_logs(answers: ViewerApi, source: Source, only: Sequence[EpisodeIndex
     steps = answers.get(f"/api/runs/{source.key}/steps")
     recorded, notes, evaluated = list[Recorded](), list[str](), source.kind is SourceKind.EVALUATION
     if steps or only or step is not None or not evaluated:
-        recorded, notes = recorded_episodes(answers, source, chosen_step(source, steps, step), only)
-        notes += [f"this log has the episodes of step {step or steps[-1]} only"] if len(steps) > 1 else []
+        recorded, notes = recorded_episodes(answers, source, steps, step, only)
     episodes: list[Episode] = [(sample_of(*episode), episode) for episode in recorded]
     if evaluated:
         by_key = {
@@ -86,23 +85,24 @@ def episode_lines(
 ) -> Content:
     """Recorded episodes in a form of other tools, a line each. Raises ConfigError without any."""
     steps = answers.get(f"/api/runs/{source.key}/steps")
-    recorded, notes = recorded_episodes(answers, source, chosen_step(source, steps, step), only)
-    notes += [f"this file has the episodes of step {step or steps[-1]} only"] if len(steps) > 1 else []
+    recorded, notes = recorded_episodes(answers, source, steps, step, only)
     codec, model = answers.decoders.of(source).codec, answers.facts.model(source) or "unknown"
     data = b"".join(to_json(made(group, index, codec, model)) + b"\n" for group, index in recorded)
     return Content(data, len(recorded), notes)
 
 
 def recorded_episodes(
-    answers: ViewerApi, source: Source, step: str | None, only: Sequence[EpisodeIndex]
+    answers: ViewerApi, source: Source, steps: Sequence[int | str], step: str | None, only: Sequence[EpisodeIndex]
 ) -> tuple[list[Recorded], list[str]]:
-    """Episodes of a record, and what was left out. Raises ConfigError without a record."""
-    if step is None:
+    """Episodes of one of the recorded steps, and what was left out. Raises ConfigError without a record."""
+    chosen = chosen_step(source, steps, step)
+    if chosen is None:
         raise ConfigError(f"--export: {source.name} has no record of episodes")
-    index = answers.records.index(source, step)
+    index = answers.records.index(source, chosen)
     rows = index.rows()
     check_places(only, rows.rows)
     episodes, notes = list[Recorded](), [rows.torn] if rows.torn else []
+    notes += [f"this file has the episodes of step {chosen} only"] if len(steps) > 1 else []
     places = sorted(only or [(row["group"], row["rollout"]) for row in rows.rows])
     for number, rollouts in groupby(places, key=lambda pair: pair[0]):
         try:

@@ -280,6 +280,8 @@ class _Layer:
 
 Span = tuple[int, int, int, int]
 """Row of the pool, position of the first token, its index in the call, one past the last."""
+CausalMasks = dict[tuple[int, int], Tensor]
+"""Causal masks by position of the first query and number of keys: every layer needs the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,6 +420,7 @@ class FusedForward:
         store = self._pool.places(work.rows, work.positions)
         hidden = F.embedding(self._padded(work.tokens), self._embedding).float()
         spans, last = work.spans, len(self._layers) - 1
+        masks = {(start, start + b - a): self._causal(start, start + b - a) for _, start, a, b in spans if start}
         for index, (layer, pool) in enumerate(zip(self._layers, self._pool.layers, strict=True)):
             heads = self._project(hidden, layer, turn)
             new = heads[: len(work.tokens), self._heads :]
@@ -429,7 +432,7 @@ class FusedForward:
             attended = torch.zeros_like(query)
             if decoded is not None:
                 attended[: work.decoded] = decoded.attend(query[: work.decoded], pool)
-            self._attend(query, pool, spans, attended)
+            self._attend(query, pool, spans, masks, attended)
             hidden = self._rest(hidden, attended.view(len(hidden), -1), layer)
         return self._head(self._unit(hidden))[: len(work.last)].float()
 
@@ -442,7 +445,7 @@ class FusedForward:
         padded[:count] = values
         return torch.from_numpy(padded)
 
-    def _attend(self, query: Tensor, pool: Tensor, spans: list[Span], result: Tensor) -> None:
+    def _attend(self, query: Tensor, pool: Tensor, spans: list[Span], masks: CausalMasks, result: Tensor) -> None:
         """Write the attention of each row's queries [a:b], at positions from `start`, into `result`."""
         query = query.transpose(0, 1)[None]
         grouped = self._heads != self._groups
@@ -452,7 +455,7 @@ class FusedForward:
                 query[:, :, a:b],
                 pool[0, row : row + 1, :, :length],
                 pool[1, row : row + 1, :, :length],
-                attn_mask=self._causal(start, length) if start and b - a > 1 else None,
+                attn_mask=masks.get((start, length)) if b - a > 1 else None,
                 is_causal=start == 0 and b - a > 1,
                 scale=1.0,
                 enable_gqa=grouped,
