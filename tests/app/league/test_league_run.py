@@ -212,8 +212,7 @@ def test_mistakes_are_errors_before_anything_is_written(tmp_path: Path) -> None:
     wrong.write_text("methods: {mine: {policy: overwrite, options: {memory: 3}}}")
     with pytest.raises(palimpsest.PalimpsestError, match=r"methods\.mine: policy\.options\.memory"):
         palimpsest.league(wrong, out=tmp_path / "out", quiet=True)
-    right = "methods: {mine: {policy: overwrite}}\ndata: nowhere.jsonl"
-    wrong.write_text(right)
+    wrong.write_text("methods: {mine: {policy: overwrite}}\ndata: nowhere.jsonl")
     with pytest.raises(palimpsest.PalimpsestError, match=r"nowhere\.jsonl"):
         palimpsest.league(wrong, out=tmp_path / "out", quiet=True)
     assert not (tmp_path / "out").exists()

@@ -238,7 +238,8 @@ class LeagueTable:
 
     def compared(self, row: MethodRow) -> set[SetSize]:
         """Cells of the mean at the lengths at which a row has a mean."""
-        return {cell for size in self.sizes for cell in self.of_mean(size) if row.by_seed(self.of_mean(size))}
+        by_size = map(self.of_mean, self.sizes)
+        return {cell for cells in by_size if row.by_seed(cells) for cell in cells}
 
     @cached_property
     def differences(self) -> dict[str, tuple[Difference, float]]:
